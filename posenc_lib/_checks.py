@@ -1,0 +1,74 @@
+"""Checks of the caller's input, each with a sentence that says what was given and what is allowed."""
+import math
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+
+
+def whole_number(value, name: str, *, least: int = 0) -> int:
+    """`value` as an int >= least; bools and floats are refused."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def even_width(value, name: str = "d_model") -> int:
+    """`value` as an even int >= 2: sinusoidal and rotary codes are made of (sin, cos) pairs."""
+    value = whole_number(value, name, least=1)
+    if value % 2:
+        raise ValueError(f"{name} must be even: the encoding needs (sin, cos) pairs, got {value}")
+    return value
+
+
+def positive_number(value, name: str = "base") -> float:
+    """`value` as a finite float > 0."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a finite number greater than 0, got {value}")
+    return float(value)
+
+
+def integers(values, name: str) -> Tensor:
+    """`values` (tensor, array or list of ints) as an int64 tensor on its own device."""
+    if not isinstance(values, Tensor):
+        values = torch.as_tensor(values)
+        if values.numel() == 0:
+            values = values.to(torch.int64)
+    if values.dtype not in _INTEGERS:
+        raise TypeError(f"{name} must be integers, got dtype {values.dtype}: a position is a count, and half-precision "
+                        "floats cannot even count past 256 (bfloat16) or 2048 (float16)")
+    return values.to(torch.int64)
+
+
+def positions(values, name: str = "positions", *, int_means_arange: bool = False) -> Tensor:
+    """`values` as int64 positions >= 0 of any shape; an int n means arange(n) where `int_means_arange`."""
+    if isinstance(values, Integral) and not isinstance(values, bool):
+        if not int_means_arange:
+            raise TypeError(f"{name} must be an integer tensor, got the int {values}; write torch.arange({values})")
+        return torch.arange(whole_number(values, f"{name} (a length)"))
+    values = integers(values, name)
+    if not torch.compiler.is_compiling() and values.device.type != "meta" and values.numel() and values.min() < 0:
+        raise ValueError(f"{name} must not be negative, got {int(values.min())}")
+    return values
+
+
+def sequence_positions(values, name: str, *, length: int, batch: int) -> Tensor:
+    """`values` as int64 positions of shape (length,) or (batch, length), matching the tensor they describe."""
+    values = positions(values, name)
+    if values.shape not in ((length,), (batch, length)):
+        raise ValueError(f"{name} must have shape ({length},) or ({batch}, {length}), got {tuple(values.shape)}")
+    return values
+
+
+def layout(value: str) -> str:
+    """`value`, one of the two orders of sines and cosines."""
+    if value not in ("interleaved", "half"):
+        raise ValueError(f'layout must be "interleaved" (sin, cos, sin, cos, ...) or "half" (sines, then cosines), '
+                         f"got {value!r}")
+    return value

@@ -1,0 +1,1 @@
+"""The classroom: imports the library, never the other way round."""

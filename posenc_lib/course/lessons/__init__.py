@@ -1,0 +1,1 @@
+"""One room per lesson: its draw functions, explorers and exercise checks."""
