@@ -248,10 +248,10 @@ def clean(nb):
         cell.outputs = outputs
 
 
-def run(nb, folder, times=1):
+def run(nb, folder, times=1, after_each=None, kernel_name="python3"):
     """Run all cells in a fresh kernel whose working directory is `folder`, in place; `times` > 1: again in that kernel.
 
-    Raises nbclient.exceptions.CellExecutionError where a cell raises that is not tagged `raises-exception`.
+    after_each: called with the notebook after every round. Raises nbclient.exceptions.CellExecutionError where a cell raises that is not tagged `raises-exception`.
     """
     from nbclient import NotebookClient
 
@@ -259,7 +259,7 @@ def run(nb, folder, times=1):
     client = NotebookClient(
         nb,
         timeout=600,
-        kernel_name="python3",
+        kernel_name=kernel_name,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
         store_widget_state=False,
@@ -268,6 +268,8 @@ def run(nb, folder, times=1):
         for _ in range(times):
             for i, cell in enumerate(nb.cells):
                 client.execute_cell(cell, i)
+            if after_each:
+                after_each(nb)
 
 
 def execute(path):
