@@ -36,7 +36,7 @@ def positive_number(value, name: str = "base") -> float:
         value = float(value)
     except OverflowError:
         value = math.inf
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value < math.inf:                     # false for NaN; math.isfinite cannot be compiled
         raise ValueError(f"{name} must be a finite number greater than 0, got {value}")
     return value
 

@@ -12,13 +12,16 @@ def sinusoidal_encoding(positions, d_model: int, base: float = 10000.0, *, layou
 
     positions: int tensor (...), or an int n for arange(n). d_model: even. base: > 0.
     layout: "interleaved" (sin, cos, sin, cos, ..., the paper) or "half" (all sines, then all cosines, tensor2tensor).
-    Returns (..., d_model) in `dtype`, on `device` (default: where the positions are). float32 values are within 6e-8
-    of exact arithmetic at every position below 2**24 for base >= 1; half types are the float32 value rounded once.
+    Returns (..., d_model) in `dtype` on `device`; by default where the positions tensor is, or torch's default device
+    for an int, an array or a list. float32 values are within 6e-8 of exact arithmetic at every position below 2**24
+    for base >= 1; half types are the float32 value rounded once.
     Errors: ValueError for odd d_model, bad base, negative positions; TypeError for float positions.
     Cost: (positions x d_model) sines and cosines in float64.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
     """
     _checks.layout(layout)
+    if device is None:
+        device = (positions if isinstance(positions, Tensor) else torch.empty(0)).device
     theta = angles(*_arguments(positions, d_model, base))                      # (..., d_model/2)
     pairs = torch.stack((theta.sin(), theta.cos()), dim=-1 if layout == "interleaved" else -2)
     return cast(pairs.flatten(-2), dtype, device)                              # (..., d_model)
@@ -27,8 +30,8 @@ def sinusoidal_encoding(positions, d_model: int, base: float = 10000.0, *, layou
 def complex_encoding(positions, d_model: int, base: float = 10000.0) -> Tensor:
     """The same code as one complex number a pair: z_i(p) = exp(1j p w_i); PE[p, 2i] = z.imag, PE[p, 2i+1] = z.real.
 
-    positions: int tensor (...), or an int n for arange(n). Returns complex128 (..., d_model/2), every |z| = 1.
-    z(p + k) = z(p) z(k): a shift multiplies. Errors as `sinusoidal_encoding`.
+    positions: int tensor (...), or an int n for arange(n) on the CPU. Returns complex128 (..., d_model/2),
+    every |z| = 1. z(p + k) = z(p) z(k): a shift multiplies. Errors as `sinusoidal_encoding`.
     """
     theta = angles(*_arguments(positions, d_model, base))
     return torch.complex(theta.cos(), theta.sin())
@@ -42,7 +45,7 @@ def shift_matrix(offset: int, d_model: int, base: float = 10000.0) -> Tensor:
     M_a M_b = M_{a+b} and M_k^T = M_{-k}. Errors: TypeError for a float offset, ValueError for odd d_model, bad base.
     Source: Vaswani et al. 2017, section 3.5 (claim); the addition theorems (proof).
     """
-    offset = _checks.whole_number(offset, "offset", least=-2**63)
+    offset = _checks.whole_number(offset, "offset", least=-2**62)
     theta = offset * frequencies(_checks.even_width(d_model), base)
     sin, cos = theta.sin(), theta.cos()
     blocks = torch.stack((cos, sin, -sin, cos), dim=-1).unflatten(-1, (2, 2))  # (d_model/2, 2, 2)

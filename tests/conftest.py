@@ -8,10 +8,11 @@ import types
 import mpmath
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("course", derandomize=True, database=None, deadline=None, max_examples=40,
                           report_multiple_bugs=False)
+settings.register_profile("mutants", settings.get_profile("course"), phases=[Phase.generate])      # no shrinking
 settings.load_profile("course")
 torch.set_num_threads(1)
 
@@ -58,11 +59,13 @@ def mutant():
     def build(name, old, new, **names):
         module = importlib.import_module(f"posenc_lib.{name}")
         source = inspect.getsource(module)
-        assert source.count(old) == 1, f"{old!r} is in {name}.py {source.count(old)} times: this mutation needs an update"
+        assert source.count(old) == 1, f"{old!r} is in {name}.py {source.count(old)} times: update this mutation"
         mutated = types.ModuleType(module.__name__)
         mutated.__package__ = "posenc_lib"
         exec(compile(source.replace(old, new), f"mutant of {name}.py", "exec"), vars(mutated))
         vars(mutated).update(names)
         return mutated
 
-    return build
+    settings.load_profile("mutants")
+    yield build
+    settings.load_profile("course")

@@ -98,7 +98,8 @@ def test_clipping_matches_the_oracle(golden):
     (None, [0], TypeError, "q_positions must be 64-bit integers in a tensor, an array or a regular list, got None"),
     ([[0], [1, 2]], [0], TypeError, "q_positions must be 64-bit integers in a tensor, an array or a regular list"),
     ([2**70], [0], TypeError, "q_positions must be 64-bit integers in a tensor, an array or a regular list"),
-    ([0], np.array([2**63 + 5], dtype=np.uint64), ValueError, r"k_positions must be below 2\*\*63, got \[9223372036854775813\]"),
+    ([0], np.array([2**63 + 5], dtype=np.uint64), ValueError,
+     r"k_positions must be below 2\*\*63, got \[9223372036854775813\]"),
     (torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int32), ValueError,
      r"must agree in all dimensions but the last, got shapes \(2, 3\) and \(3, 4\)"),
 ])
