@@ -24,8 +24,6 @@ lab:
 notebooks:
 	$(COURSE) notebooks $(NAMES)
 
-publish:
-	$(COURSE) publish $(REPO) $(TAG)
-
-venv test bench browser figures clean:
+# REPO and TAG reach `publish` through the environment
+venv test bench browser figures publish clean:
 	$(COURSE) $@

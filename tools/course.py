@@ -7,7 +7,7 @@
     python3 tools/course.py browser      the lessons in a real browser (needs Chromium)
     python3 tools/course.py notebooks    execute, clean and stamp notebooks (names and options go to tools/notebooks.py)
     python3 tools/course.py figures      draw the pictures in figures/ again
-    python3 tools/course.py publish owner/name v1      stamp the public address into notebooks and README
+    python3 tools/course.py publish REPO=owner/name TAG=v1   stamp the public address into notebooks and README
     python3 tools/course.py clean        remove .venv and caches, never workbook/
 
 Each command makes .venv first where that is needed. CPU=1 in the environment, or --cpu, takes torch's CPU wheel when
@@ -45,6 +45,9 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # What `venv` installs, as pip's arguments from the repository's root; environment.yml says the same.
 INSTALL = ["-c", "constraints.txt", "-e", ".[lab,test]"]
 INSTALL_BROWSER = ["-c", "constraints.txt", "-e", ".[browser]"]
+
+# Modules are compiled when they are first imported: compiling all of them here would take minutes.
+PIP_INSTALL = ["pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PARALLEL = ["-n", "2", "--dist", "loadfile"]
@@ -130,7 +133,7 @@ def pins_key():
         "dependencies": project["dependencies"],
         "extras": project["optional-dependencies"],
         "install": INSTALL,
-        "python": list(sys.version_info[:2]),
+        "python": VERSION,
         "root": str(ROOT),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -191,8 +194,7 @@ def run_logged(command):
 
 def pip_install(arguments):
     """`pip install` into .venv. Raises Stop with the reason if it fails."""
-    status, output = run_logged([str(venv_python()), "-m", "pip", "install", "--no-input",
-                                 "--disable-pip-version-check"] + arguments)
+    status, output = run_logged([str(venv_python()), "-m"] + PIP_INSTALL + arguments)
     if status:
         raise Stop(explain(output))
 
@@ -211,21 +213,30 @@ def explain(output):
     return f"pip could not install what the course needs: the reason is at the end of {LOG.name}."
 
 
+def try_lock(file):
+    """Lock an open file for this process; False if another one holds it."""
+    try:
+        if WINDOWS:
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def one_at_a_time():
     """Held while .venv is made or renewed; a second command waits."""
     with open(str(LOCK), "a+") as lock:
-        if WINDOWS:
-            import msvcrt
-
-            while True:
-                with contextlib.suppress(OSError):
-                    msvcrt.locking(lock.fileno(), msvcrt.LK_LOCK, 1)
-                    break
-        else:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not try_lock(lock):
+            print("Waiting for another command that is making .venv ...", flush=True)
+            while not try_lock(lock):
+                time.sleep(0.5)
         yield  # closing the file frees the lock
 
 
