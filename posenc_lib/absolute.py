@@ -10,9 +10,7 @@ from .sinusoidal import sinusoidal_encoding
 
 def input_positions(x: Tensor, positions, d_model: int) -> Tensor:
     """Checked positions for `embed`: x (batch, length, d_model); (length,), (batch, length), or an int = length."""
-    if x.dim() != 3 or x.shape[-1] != d_model:
-        raise ValueError(f"x must have shape (batch, length, {d_model}), got {tuple(x.shape)}")
-    batch, length, _ = x.shape
+    batch, length, _ = _checks.token_vectors(x, d_model).shape
     if isinstance(positions, Integral) and not isinstance(positions, bool):
         positions = _checks.positions(positions, int_means_arange=True)
     return _checks.sequence_positions(positions, "positions", length=length, batch=batch).to(x.device)
@@ -23,6 +21,7 @@ class Sinusoidal(PositionMethod):
 
     Door 1 (input). No weights, no table. d_model: even; base: > 0.
     Cost: length x d_model sines and cosines in float64 once per forward pass, output-sized memory.
+    Errors: ValueError for odd d_model or bad base. x of `embed` is (batch, length, d_model).
     The paper multiplies the token embeddings by sqrt(d_model) first; that is the embedding layer's business.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
     """
@@ -32,7 +31,10 @@ class Sinusoidal(PositionMethod):
         self.d_model, self.base = _checks.even_width(d_model), _checks.positive_number(base)
 
     def embed(self, x, positions):
-        """x (batch, length, d_model), positions (length,), (batch, length) or the int length. Same shape and dtype."""
+        """x (batch, length, d_model), positions (length,), (batch, length) or the int length. Same shape and dtype.
+
+        Errors: ValueError for shapes or positions that do not fit, TypeError for float positions or an x of integers.
+        """
         positions = input_positions(x, positions, self.d_model)
         return x + sinusoidal_encoding(positions, self.d_model, self.base, dtype=x.dtype, device=x.device)
 

@@ -21,7 +21,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, method: PositionMethod, *, q_positio
     Where doors 4 and 5 are shut and the weights are not asked for, torch's fused scaled_dot_product_attention does
     the work; otherwise the logits are built in memory: q_len x k_len numbers a head. Both agree to rounding.
     Errors: ValueError for shapes or positions that do not fit, TypeError for complex or mixed dtypes, float
-    positions or a mask that is not bool.
+    positions, a mask that is not bool or a method that is not a PositionMethod.
 
     Keys in a cache are kept unrotated and rotated here. The fast recipe for a long decode rotates each key once, when
     it is written, and then attends with NoPE:
@@ -29,6 +29,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, method: PositionMethod, *, q_positio
         k = torch.cat((k_cache, k_new), dim=-2);  out = attend(q, k, v, NoPE())
     """
     _check_qkv(q, k, v)
+    _check_method(method)
     batch, heads, q_len, _ = q.shape
     k_len = k.shape[-2]
     by_default = q_positions is None and k_positions is None
@@ -89,8 +90,7 @@ class SelfAttention(nn.Module):
         self.num_heads = _checks.whole_number(num_heads, "num_heads", least=1)
         if d_model % num_heads:
             raise ValueError(f"d_model must be divisible by num_heads, got {d_model} and {num_heads}")
-        if not isinstance(method, PositionMethod):
-            raise TypeError(f"method must be a PositionMethod, got {type(method).__name__}")
+        _check_method(method)
         self.method = method
         self.q_projection = nn.Linear(d_model, d_model, bias=False)
         self.k_projection = nn.Linear(d_model, d_model, bias=False)
@@ -99,8 +99,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, positions=None, *, causal: bool = False, mask: Tensor | None = None) -> Tensor:
         """x (batch, length, d_model); positions int (length,) or (batch, length), default arange. Same shape out."""
-        if x.dim() != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        _checks.token_vectors(x, self.d_model)
         q, k, v = (self._split(project(x)) for project in (self.q_projection, self.k_projection, self.v_projection))
         out = attend(q, k, v, self.method, q_positions=positions, k_positions=positions, causal=causal, mask=mask)
         return self.out_projection(out.transpose(1, 2).flatten(2))             # (batch, length, d_model)
@@ -112,6 +111,8 @@ class SelfAttention(nn.Module):
 
 def _check_qkv(q, k, v):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have shape (batch, heads, length, head_dim), got {tuple(tensor.shape)}")
         if not tensor.is_floating_point():
@@ -121,6 +122,14 @@ def _check_qkv(q, k, v):
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
         raise ValueError("q, k and v must agree in batch and heads, q and k in head_dim, k and v in length, got "
                          f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[-1] == 0:
+        raise ValueError("head_dim must be at least 1, got 0")
+
+
+def _check_method(method):
+    if not isinstance(method, PositionMethod):
+        given = f"the class {method.__name__}: call it" if isinstance(method, type) else type(method).__name__
+        raise TypeError(f"method must be a PositionMethod such as NoPE(), got {given}")
 
 
 def _positions(q, k, q_positions, k_positions) -> tuple[Tensor, Tensor]:
@@ -141,7 +150,7 @@ def _positions(q, k, q_positions, k_positions) -> tuple[Tensor, Tensor]:
 def _checked_bias(bias, q, k_len) -> Tensor | None:
     batch, heads, q_len, _ = q.shape
     if bias is not None and bias.shape not in ((heads, q_len, k_len), (batch, heads, q_len, k_len)):
-        raise ValueError(f"the bias must have shape ({heads}, {q_len}, {k_len}) or ({batch}, {heads}, {q_len}, {k_len}) "
+        raise ValueError(f"bias must have shape ({heads}, {q_len}, {k_len}) or ({batch}, {heads}, {q_len}, {k_len}) "
                          f"to fit q and k, got {tuple(bias.shape)}")
     return bias
 

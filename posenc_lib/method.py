@@ -46,8 +46,8 @@ class Compose(PositionMethod):
     """Several methods as one: embeds and rotations in the order given, biases summed.
 
     Doors: all that its methods open. Cost: the sum of theirs. At most one of them may own logits, values or scale.
-    Errors: TypeError for anything that is not a PositionMethod, ValueError for a second owner or biases that differ
-    in heads.
+    Shapes as PositionMethod. Errors: TypeError for anything that is not a PositionMethod, ValueError for a second
+    owner or biases that differ in shape.
     """
 
     def __init__(self, *methods: PositionMethod):
@@ -82,9 +82,11 @@ class Compose(PositionMethod):
         total = None
         for method in self.methods:
             bias = method.bias(q_positions, k_positions)
-            if total is not None and bias is not None and total.shape[-3:] != bias.shape[-3:]:
-                raise ValueError(f"biases must agree in (heads, q, k), got {tuple(total.shape)} and "
-                                 f"{tuple(bias.shape)} from {type(method).__name__}")
+            if total is not None and bias is not None:
+                shared = max(3, min(total.dim(), bias.dim()))
+                if total.shape[-shared:] != bias.shape[-shared:]:
+                    raise ValueError("biases must agree in heads, q and k (and in batch where both have one), got "
+                                     f"{tuple(total.shape)} and {tuple(bias.shape)} from {type(method).__name__}")
             total = bias if total is None else total if bias is None else total + bias
         return total
 
@@ -97,4 +99,5 @@ class Compose(PositionMethod):
         return owner.values(weights, v, q_positions, k_positions)
 
     def opens(self, door):
-        return any(method.opens(door) for method in self.methods)
+        of_a_subclass = getattr(type(self), door) is not getattr(Compose, door)
+        return of_a_subclass or any(method.opens(door) for method in self.methods)
