@@ -44,7 +44,7 @@ class LogSlider:
 
     def widget(self, value, common):
         return widgets.FloatLogSlider(value=value, base=10, min=self.low, max=self.high, step=self.step,
-                                      readout_format=".4g", **common)
+                                      readout_format=",.4r", **common)
 
     def grid(self) -> list:
         return sorted({10.0**self.low, 10.0**((self.low + self.high) / 2), 10.0**self.high, self.value})

@@ -85,6 +85,11 @@ def mime_bundle(text: str, alt: str, picture: bytes, caption: str = "") -> dict:
     }
 
 
+def number(value: float) -> str:
+    """A number as the course writes it in sentences: 10,000 rather than 1e+04, four digits where it is not whole."""
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.4g}"
+
+
 class Picture:
     """A still picture with alt text that says what it shows. image: a Figure, or pixels (height, width, 4) uint8."""
 

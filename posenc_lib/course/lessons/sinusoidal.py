@@ -24,9 +24,9 @@ def draw_addition(length: int = 16, d_model: int = 60, base: float = 10000.0) ->
         ax.set(title=title, xlabel="column")
     panels[0].set_ylabel("position")
     fig.colorbar(image, ax=panels, label="value", shrink=0.9)
-    return style.Picture(fig, f"""Three heat maps of {length} positions by {d_model} columns. Left: random token vectors,
-        pure noise. Middle: the encoding, waves in the first columns that slow down to the right until the columns are
-        constant stripes of 0 and 1. Right: their sum, noise with the stripes shining through.""")
+    return style.Picture(fig, f"""Three heat maps of {length} positions by {d_model} columns. Left: random token
+        vectors, pure noise. Middle: the encoding, waves in the first columns that slow down to the right until the
+        columns are constant stripes of 0 and 1. Right: their sum, noise with the stripes shining through.""")
 
 
 @style.drawing
@@ -41,8 +41,8 @@ def draw_encoding(length: int = 256, d_model: int = 512, base: float = 10000.0) 
     panels[0].set_ylabel("position p")
     fig.colorbar(image, ax=panels, label="value", ticks=[-1, 0, 1])
     return style.Picture(fig, f"""Two heat maps, sines and cosines, of {length} positions by {d_model // 2} pairs. The
-        waves are too fast to resolve at the left edge, fan out into ever wider bands and end at the right in columns
-        that hardly change: sines near 0, cosines near 1.""")
+        waves are finest at the left edge, fan out into ever wider bands and end at the right in columns that hardly
+        change: sines near 0, cosines near 1.""")
 
 
 @style.drawing
@@ -59,9 +59,9 @@ def draw_wavelengths(widths=(8, 64, 512), base: float = 10000.0) -> style.Pictur
     ax.set(xlabel="2i / d_model, from the first pair to the last", ylabel="wavelength (positions)")
     ax.legend(loc="lower right")
     longest = ", ".join(f"{wavelengths(d, base)[-1]:.0f} for d_model {d}" for d in widths)
-    return style.Picture(fig, f"""Wavelength against 2i/d_model on a logarithmic axis. All widths lie on one straight line
-        from 6.28 positions upwards; a wider encoding puts more points on it. The last points stop below the dashed line
-        at 2 pi times {base:g}: {longest}.""")
+    return style.Picture(fig, f"""Wavelength against 2i/d_model on a logarithmic axis. All widths lie on one straight
+        line from 6.28 positions upwards; a wider encoding puts more points on it. The last points stop below the dashed
+        line at 2 pi times {base:g}: {longest}.""")
 
 
 @functools.lru_cache(maxsize=1)
@@ -93,7 +93,8 @@ class EncodingScene(Scene):
         self.row = self.heat.axhline(0, color="white", lw=2.5)
         self.row_core = self.heat.axhline(0, color=style.VERMILION, lw=1.2)
 
-        self.waves = [self.curves.plot(positions, np.zeros(self.LENGTH), color=colour)[0] for colour in style.COLOURS[:3]]
+        self.waves = [self.curves.plot(positions, np.zeros(self.LENGTH), color=colour)[0]
+                      for colour in style.COLOURS[:3]]
         self.curves.set(xlabel="position p", ylabel="value", ylim=(-1.1, 1.1), xlim=(0, self.LENGTH - 1),
                         yticks=[-1, 0, 1], title="Sine of column")
         self.cursor = self.curves.axvline(0, color=style.VERMILION, lw=1.2)
@@ -148,9 +149,9 @@ class EncodingScene(Scene):
         angle = position * frequencies(d_model, base).numpy()
         turns = angle / (2 * np.pi)
         slowest = wavelengths(d_model, base)[-1]
-        return (f"Sinusoidal encoding with d_model {d_model} ({d_model // 2} pairs) and base {base:.4g}, read at position "
-                f"{position}: the first hand has made {turns[0]:.2f} turns, the last {turns[-1]:.4f}. The slowest pair "
-                f"needs {slowest:.4g} positions for one turn.")
+        return (f"Sinusoidal encoding with d_model {d_model} ({d_model // 2} pairs) and base {style.number(base)}, "
+                f"read at position {position}: the first hand has made {turns[0]:.2f} turns, the last {turns[-1]:.4f}. "
+                f"The slowest pair needs {style.number(slowest)} positions for one turn.")
 
 
 def _encoding(positions, d_model, base, *, exponent=lambda i, d: 2 * i / d, pairs=None, layout="interleaved"):
@@ -178,21 +179,21 @@ check_encoding = Exercise(
     praise="Your table is the library's table, at every position, width and base tried.",
     mistakes=[
         Mistake("column number as pair number", _column_as_pair,
-                "You put the column number where the pair number i belongs: the exponent runs from 0 almost to 2 and the "
-                "two columns of a pair get different frequencies. There are only d_model / 2 pairs; columns 2i and 2i+1 "
-                "share the exponent 2i / d_model. (This bug is common in published code, and it runs without an error.)"),
+                "You put the column number where the pair number i belongs: the exponent runs from 0 almost to 2 and "
+                "the two columns of a pair get different frequencies. There are only d_model / 2 pairs; columns 2i and "
+                "2i+1 share the exponent 2i / d_model. (A common bug in published code: it runs without an error.)"),
         Mistake("exponent i", _variant(exponent=lambda i, d: i),
                 "Your exponent is i. It must be 2i / d_model, so that the whole width spans one factor of base."),
         Mistake("exponent i / d", _variant(exponent=lambda i, d: i / d),
                 "Your exponent is i / d_model; a 2 is missing. With it the pairs would only reach sqrt(base)."),
         Mistake("exponent over half the pairs", _variant(exponent=lambda i, d: i / max(d // 2 - 1, 1)),
-                "Your exponent reaches exactly 1 at the last pair (tensor2tensor does that). The paper divides by d_model, "
-                "so the last exponent is (d_model - 2) / d_model."),
+                "Your exponent reaches exactly 1 at the last pair (tensor2tensor does that). The paper divides by "
+                "d_model, so the last exponent is (d_model - 2) / d_model."),
         Mistake("multiplied instead of divided", _variant(exponent=lambda i, d: -2 * i / d),
                 "Your angles grow with i: you multiply the position by base**(2i / d_model). Divide by it."),
         Mistake("cosine first", _variant(pairs=(np.cos, np.sin)),
-                "Sine and cosine have changed places: even columns hold the sine, odd columns the cosine. Position 0 must "
-                "read 0, 1, 0, 1, ..."),
+                "Sine and cosine have changed places: even columns hold the sine, odd columns the cosine. Position 0 "
+                "must read 0, 1, 0, 1, ..."),
         Mistake("sines, then cosines", _variant(layout="half"),
                 "The numbers are right, their order is not: you have all sines, then all cosines. That layout exists "
                 '(layout="half" in the library), but the paper interleaves them.'),
@@ -210,43 +211,50 @@ check_longest = Exercise(
     praise="Exactly 2 pi base**((d_model - 2) / d_model): the last pair is number d_model / 2 - 1, not d_model / 2.",
     mistakes=[
         Mistake("2 pi base", lambda d, b: 2 * np.pi * b,
-                "2 pi base would be pair number d_model / 2. Pairs are numbered from 0, so the last one is d_model / 2 - 1."),
+                "2 pi base would be pair number d_model / 2. Pairs are numbered from 0: the last is d_model / 2 - 1."),
         Mistake("no 2 pi", lambda d, b: b ** ((d - 2) / d),
                 "That is 1 / w of the last pair, the positions per radian. A full turn is 2 pi radians."),
         Mistake("exponent (d - 1) / d", lambda d, b: 2 * np.pi * b ** ((d - 1) / d),
                 "You numbered the columns, not the pairs: put i = d_model / 2 - 1 into 2i / d_model."),
         Mistake("a frequency", lambda d, b: b ** (-(d - 2) / d),
                 "That is the slowest frequency, in radians per position. The wavelength is 2 pi divided by it."),
-        Mistake("base", lambda d, b: b, "The base alone is no wavelength: which pair is the last, and what is a full turn?"),
+        Mistake("base", lambda d, b: b,
+                "The base alone is no wavelength: which pair is the last, and what is a full turn?"),
     ])
 
 check_base = Exercise(
     right=256,
     praise="base = 256: from pair to pair the frequency shrinks by base**(-2/8), and 256**(-1/4) is 1/4.",
     mistakes=[
-        Mistake("the ratio itself", 4, "4 is the ratio between neighbouring pairs. The ratio is base**(2 / d_model) with "
-                                       "d_model = 8; which base has 4 as its fourth root?"),
-        Mistake("square of the ratio", 16, "16 = 4**2 would be right if a pair step were base**(1/2). With d_model = 8 it is "
-                                           "base**(2/8)."),
+        Mistake("the ratio itself", 4,
+                "4 is the ratio between neighbouring pairs. The ratio is base**(2 / d_model) with d_model = 8; which "
+                "base has 4 as its fourth root?"),
+        Mistake("square of the ratio", 16,
+                "16 = 4**2 would be right if a pair step were base**(1/2). With d_model = 8 it is base**(2/8)."),
         Mistake("the last divisor", 64, "64 is the last divisor, base**(6/8), not the base itself."),
-        Mistake("the usual base", 10000, "Base 10000 with d_model = 8 gives 1, 0.1, 0.01, 0.001. This table falls more slowly."),
+        Mistake("the usual base", 10000,
+                "Base 10000 with d_model = 8 gives 1, 0.1, 0.01, 0.001. This table falls more slowly."),
     ])
 
 check_slow_pair = Exercise(
     right=141,
-    praise="From pair 141 on a hand makes less than one turn over 1000 positions: 115 of the 256 pairs, nearly half of the "
-           "columns, change only slowly over such a text.",
+    praise="From pair 141 on a hand makes less than one turn over 1000 positions: 115 of the 256 pairs, nearly half of "
+           "the columns, change only slowly over such a text.",
     mistakes=[
-        Mistake("column instead of pair", 282, "282 is the sine column of that pair. The question asks for the pair number i."),
-        Mistake("last fast pair", 140, "Pair 140 has a wavelength just below 1000: it still completes a turn. Take the next."),
-        Mistake("2 pi forgotten", 192, "You compared base**(2i / d_model) with 1000. A full turn takes 2 pi times as many "
-                                       "positions."),
-        Mistake("counted the slow pairs", 115, "115 pairs are that slow. The question asks for the number of the first one."),
+        Mistake("column instead of pair", 282,
+                "282 is the sine column of that pair. The question asks for the pair number i."),
+        Mistake("last fast pair", 140,
+                "Pair 140 has a wavelength just below 1000: it still completes a turn. Take the next."),
+        Mistake("2 pi forgotten", 192,
+                "You compared base**(2i / d_model) with 1000. A full turn takes 2 pi times as many positions."),
+        Mistake("counted the slow pairs", 115,
+                "115 pairs are that slow. The question asks for the number of the first one."),
     ])
 
 guess_row = Guess(a="All zeros: nothing has turned yet.", b="0, 1, 0, 1, ...: sines of 0 and cosines of 0.",
                   c="Random numbers, as for any embedding.")
 guess_frequencies = Guess(a="8, one for each column.", b="4, one for each pair of columns.", c="1, the base.")
 guess_longest = Guess(a="10 000, the base.", b="2 pi times 10 000, about 62 832.", c="Less than 62 832.")
-guess_beyond = Guess(a="It stays about as accurate: the encoding is defined there.", b="It drifts off by a few positions.",
+guess_beyond = Guess(a="It stays about as accurate: the encoding is defined there.",
+                     b="It drifts off by a few positions.",
                      c="It fails by hundreds of positions.")
