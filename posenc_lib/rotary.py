@@ -1,0 +1,256 @@
+"""Door 2: queries and keys turned by their positions (RoPE)."""
+from collections.abc import Mapping
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from .angles import angles, cast, frequencies
+from .configs import read_rotary
+from .method import PositionMethod
+
+_recent: tuple = ()                                  # last tables, newest first: settings, positions, frequency, table
+_KEPT, _LARGEST = 4, 2**26                           # how many of them, and of how many bytes at most
+_BLOCK = 2**18                                       # numbers turned at a time: 1 MB of float32 stays in the cache
+
+
+def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | None = None, layout: str = "interleaved",
+           scaling=None) -> Tensor:
+    """Turn every pair of features counter-clockwise by position times frequency, w_i = base**(-2i/rotary_dim).
+
+    x: real (..., length, dim), dim even. positions: int (length,), (batch, length) where batch is x's first axis, or
+    an int n for arange(n). rotary_dim: even, at most dim; the frequencies follow from it and the features after it
+    pass through untouched. layout: pair i is (2i, 2i+1), "interleaved", or (i, i + rotary_dim/2), "half".
+    scaling: a rule such as YaRN(...); one that looks at the length gets the row's last position + 1.
+    Returns x's shape, dtype and device. Angles are float64 and half types are rotated in float32, rounded once.
+    Errors: ValueError for odd or too wide dimensions, a bad base, positions that do not fit; TypeError for float
+    positions or an x that is not real floating point.
+    Cost: about one copy of x, plus length x rotary_dim/2 sines and cosines unless a call just before had them too.
+    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2; the half layout is GPT-NeoX's.
+    """
+    _checks.layout(layout)
+    if not x.is_floating_point():
+        raise TypeError(f"x must be real floating point, got {x.dtype}")
+    if x.dim() < 2:
+        raise ValueError(f"x must have shape (..., length, dim), got {tuple(x.shape)}")
+    if x.dim() == 2:
+        return rotate(x[None], positions, base, rotary_dim=rotary_dim, layout=layout, scaling=scaling)[0]
+    rotary_dim = _rotary_dim(_checks.even_width(x.shape[-1], "x's last dimension"), rotary_dim)
+    if isinstance(positions, Integral) and not isinstance(positions, bool):
+        positions = torch.arange(_checks.whole_number(positions, "positions (a length)"), device=x.device)
+    positions = _checks.sequence_positions(positions, "positions", length=x.shape[-2], batch=x.shape[0])
+    frequency, factor = _scaled(scaling, rotary_dim, base, positions)
+    return _turned(x, positions, frequency, factor, layout)
+
+
+class Rotary(PositionMethod):
+    """RoPE: q and k turned by their own positions, so that q . k depends on the offset alone; v is left alone.
+
+    Door 2 (rotation). No weights. head_dim: even. base, rotary_dim, layout and scaling as in `rotate`; a scaling rule
+    that looks at the length gets each row's last key position + 1, so neither history nor batch mates matter.
+    Cost: about one copy of q and k. The sines and cosines, length x rotary_dim/2 each, are built when the positions
+    change and found again by the next layers (on the CPU: the last four tables, each of at most 64 MB, are kept and
+    compared by value). On other devices and under torch.compile they are built by each call.
+    Errors: ValueError for a head_dim that is odd, a rotary_dim above it, a bad base; TypeError for another scaling.
+    Source: Su et al. 2021 (arXiv:2104.09864), equations 13 to 16.
+    """
+
+    def __init__(self, head_dim: int, base: float = 10000.0, *, rotary_dim: int | None = None,
+                 layout: str = "interleaved", scaling=None):
+        super().__init__()
+        self.head_dim, self.base = _checks.even_width(head_dim, "head_dim"), _checks.positive_number(base)
+        self.rotary_dim, self.layout = _rotary_dim(head_dim, rotary_dim), _checks.layout(layout)
+        self.scaling = scaling
+        _scaled(scaling, self.rotary_dim, self.base)                           # a rule that cannot work fails here
+
+    def rotate(self, q, k, q_positions, k_positions):
+        """q, k (batch, heads, length, head_dim); positions int (length,) or (batch, length). Same shapes and dtypes."""
+        q_positions, k_positions = _door_2(q, k, q_positions, k_positions, self.head_dim)
+        frequency, factor = _scaled(self.scaling, self.rotary_dim, self.base, k_positions)
+        return (_turned(q, q_positions, frequency, factor, self.layout),
+                _turned(k, k_positions, frequency, factor, self.layout))
+
+    @classmethod
+    def from_config(cls, config: Mapping, *, layout: str | None = None) -> "Rotary":
+        """The Rotary of a published model, from its whole config dict (config.json).
+
+        Read are rope_theta; head_dim, qk_rope_head_dim (DeepSeek) or hidden_size / num_attention_heads;
+        partial_rotary_factor or rotary_dim; and the dict rope_parameters (new) or rope_scaling (old), whose rope_type
+        or type is default, linear, dynamic, yarn or llama3. NeoX's and GPT-J's own names are understood too.
+        layout: by default the one the model's published weights expect, "half" for nearly all of them.
+        Errors: TypeError unless config is a mapping; ValueError for a type or a key in the rope dict that is not known
+        (the message lists those that are), a setting that is missing or given twice with two values, longrope, mrope.
+        """
+        settings = read_rotary(config)
+        return cls(**settings if layout is None else {**settings, "layout": layout})
+
+    def extra_repr(self):
+        return (f"head_dim={self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, "
+                f"scaling={self.scaling}")
+
+
+class AxialRotary(PositionMethod):
+    """RoPE on a grid: the first half of the features is turned by the row, the second half by the column.
+
+    Door 2 (rotation). No weights. head_dim: divisible by 4, two halves made of pairs (interleaved layout).
+    grid: (height, width); a position is row * width + column. Scores depend on the row and the column offset alone.
+    Cost: about two copies of q and k, tables as in Rotary. Errors: ValueError for a head_dim that 4 does not divide, a
+    grid that is not two numbers >= 1, positions outside the grid.
+    Source: the 2-D case in Heo et al. 2024 (arXiv:2403.13298), section 3.1, "axial frequency".
+    """
+
+    def __init__(self, head_dim: int, grid: tuple[int, int], base: float = 10000.0):
+        super().__init__()
+        self.head_dim, self.base = _checks.whole_number(head_dim, "head_dim", least=1), _checks.positive_number(base)
+        if head_dim % 4:
+            raise ValueError(f"head_dim must be divisible by 4: pairs for row and column, got {head_dim}")
+        if not isinstance(grid, (tuple, list)) or len(grid) != 2:
+            raise ValueError(f"grid must be (height, width), got {grid!r}")
+        self.grid = (_checks.whole_number(grid[0], "height", least=1), _checks.whole_number(grid[1], "width", least=1))
+
+    def rotate(self, q, k, q_positions, k_positions):
+        """q, k (batch, heads, length, head_dim); positions int (length,) or (batch, length). Same shapes and dtypes."""
+        q_positions, k_positions = _door_2(q, k, q_positions, k_positions, self.head_dim)
+        return self._turned(q, q_positions), self._turned(k, k_positions)
+
+    def _turned(self, x, positions):
+        height, width = self.grid
+        if _checks.eager(positions) and positions.max() >= height * width:
+            raise ValueError(f"positions must be below {height} * {width} = {height * width} on this grid, "
+                             f"got {int(positions.max())}")
+        frequency = frequencies(self.head_dim // 2, self.base)
+        rows, columns = positions // width, positions % width
+        by_row, by_column = x.chunk(2, dim=-1)
+        return torch.cat((_turned(by_row, rows, frequency, 1.0, "interleaved"),
+                          _turned(by_column, columns, frequency, 1.0, "interleaved")), dim=-1)
+
+    def extra_repr(self):
+        return f"head_dim={self.head_dim}, grid={self.grid}, base={self.base:g}"
+
+
+def _rotary_dim(dim: int, rotary_dim: int | None) -> int:
+    if rotary_dim is None:
+        return dim
+    if _checks.even_width(rotary_dim, "rotary_dim") > dim:
+        raise ValueError(f"rotary_dim must be at most the head's {dim} dimensions, got {rotary_dim}")
+    return int(rotary_dim)
+
+
+def _scaled(scaling, dim: int, base: float, positions: Tensor | None = None) -> tuple[Tensor, float]:
+    """Frequencies, (dim/2,) or (batch, dim/2), and the attention factor; the length is the positions' last + 1."""
+    if scaling is None:
+        return frequencies(dim, base), 1.0
+    if isinstance(scaling, type) or not hasattr(scaling, "frequencies") or not hasattr(scaling, "attention_factor"):
+        raise TypeError(f"scaling must be None or a rule such as LinearScaling(4), got {scaling!r}")
+    length = None
+    if positions is not None and positions.shape[-1]:
+        length = positions.amax(dim=-1) + 1
+        length = length.cpu() if length.device.type == "mps" else length
+    return scaling.frequencies(dim, base, length), scaling.attention_factor
+
+
+def _door_2(q, k, q_positions, k_positions, head_dim) -> tuple[Tensor, Tensor]:
+    """Checked positions for q and k (batch, heads, length, head_dim)."""
+    for name, x in (("q", q), ("k", k)):
+        if x.dim() != 4 or x.shape[-1] != head_dim:
+            raise ValueError(f"{name} must have shape (batch, heads, length, {head_dim}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be real floating point, got {x.dtype}")
+    return (_checks.sequence_positions(q_positions, "q_positions", length=q.shape[2], batch=q.shape[0]),
+            _checks.sequence_positions(k_positions, "k_positions", length=k.shape[2], batch=k.shape[0]))
+
+
+def _turned(x: Tensor, positions: Tensor, frequency: Tensor, factor: float, layout: str) -> Tensor:
+    """x (batch, ..., length, dim) with its first 2 * pairs features turned; frequency (pairs,) or (batch, pairs)."""
+    in_place = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
+    table = _table(positions, frequency, factor, work, layout if in_place else "plain")
+    if table[0].dim() == 3:                                                    # (batch, length, ..): one for all heads
+        table = tuple(part[(slice(None),) + (None,) * (x.dim() - 3)] for part in table)
+    if in_place:
+        return _Turn.apply(x, 1, *table)
+    cos, sin = (part.to(x.device) for part in table)                           # (.., length, pairs)
+    pairs, axis = ((-1, 2), -1) if layout == "interleaved" else ((2, -1), -2)
+    a, b = x[..., :2 * cos.shape[-1]].to(work).unflatten(-1, pairs).unbind(axis)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=axis).flatten(-2).to(x.dtype)
+    return torch.cat((turned, x[..., turned.shape[-1]:]), dim=-1)
+
+
+def _table(positions: Tensor, frequency: Tensor, factor: float, dtype: torch.dtype, form: str) -> tuple[Tensor, ...]:
+    """`_build_table`, or one of the last tables if it was built from exactly these values."""
+    global _recent
+    if positions.device.type != "cpu" or torch.compiler.is_compiling():
+        return _build_table(positions, frequency, factor, dtype, form)
+    settings, recent = (factor, dtype, form), _recent
+    for known, known_positions, known_frequency, table in recent:
+        if known == settings and torch.equal(known_frequency, frequency) and torch.equal(known_positions, positions):
+            return table
+    with torch.inference_mode(False):                # so that a table first used in inference can be trained with later
+        entry = settings, positions.clone(), frequency.clone(), _build_table(positions, frequency, factor, dtype, form)
+    if entry[3][0].nbytes <= _LARGEST:
+        _recent = (entry, *recent[:_KEPT - 1])       # replaced whole: safe between threads
+    return entry[3]
+
+
+def _build_table(positions, frequency, factor, dtype, form) -> tuple[Tensor, ...]:
+    """cos and sin times factor: "plain" (cos, sin), "interleaved" one complex tensor, each (.., length, pairs); "half"
+    (cos cos, -sin sin), each (.., length, 2 pairs)."""
+    theta = angles(positions, frequency[..., None, :])
+    cos, sin = theta.cos() * factor, theta.sin() * factor
+    if form == "half":
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    cos, sin = cast(cos, dtype), cast(sin, dtype)
+    return (torch.complex(cos, sin),) if form == "interleaved" else (cos, sin)
+
+
+class _Turn(torch.autograd.Function):
+    """The rotation on the CPU, half types block by block through float32; its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(x, sign, *table):
+        interleaved, work = table[0].is_complex(), table[0].real.dtype
+        width = table[0].shape[-1] * (2 if interleaved else 1)
+        if x.stride(-1) != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in x.stride()[:-1]):
+            x = x.clone(memory_format=torch.contiguous_format)                 # else it cannot be seen as complex
+        y = torch.empty_like(x)
+        y[..., width:] = x[..., width:]
+        length, exact = x.shape[-2], x.dtype == work
+        rows = length if exact and interleaved else _BLOCK * length // max(1, x.numel())
+        rows = max(1, min(rows, length))
+        scratch = turned = x.new_empty(0, dtype=work)
+        for source, target, *part in zip(*(t.split(rows, dim=-2) for t in (x[..., :width], y[..., :width], *table))):
+            if exact:
+                _turn_block(source, target, sign, *part)
+                continue
+            if scratch.shape != source.shape:
+                scratch = torch.empty(source.shape, dtype=work, device=x.device)
+                turned = scratch if interleaved else torch.empty_like(scratch)
+            _turn_block(scratch.copy_(source), turned, sign, *part)
+            target.copy_(turned)
+        return y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.sign, *table = inputs
+        ctx.save_for_backward(*table)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Turn.apply(grad, -ctx.sign, *ctx.saved_tensors), *(None,) * (1 + len(ctx.saved_tensors))
+
+    @staticmethod
+    def vmap(info, in_dims, x, sign, *table):
+        return _Turn.apply(x.movedim(in_dims[0], 0), sign, *table), 0
+
+
+def _turn_block(source: Tensor, target: Tensor, sign: int, *table: Tensor):
+    """target = source turned by the table's rows, or back for sign -1; of the table's dtype, possibly one tensor."""
+    if len(table) == 1:                                                        # interleaved: one complex product
+        source, target = (torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (source, target))
+        torch.mul(source, table[0] if sign > 0 else table[0].conj(), out=target)
+        return
+    cos, sin = table
+    torch.mul(source, cos, out=target)
+    for half, other, part in zip(target.chunk(2, -1), reversed(source.chunk(2, -1)), sin.chunk(2, -1)):
+        half.addcmul_(other, part, value=sign)
