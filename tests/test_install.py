@@ -448,8 +448,8 @@ def test_lab_listens_here_only_and_asks_nobody(empty, pip, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     course.main(["lab", "--port", "8890", "--no-browser"])
     (command,) = commands
-    assert command[3] == str(Path("workbook", "00_start_here.ipynb"))
-    for word in ("--ServerApp.ip=127.0.0.1", "--ServerApp.port=8890", "--no-browser", "--LabApp.news_url=None"):
+    for word in ("--LabApp.default_url=/lab/tree/workbook/00_start_here.ipynb",
+                 "--ServerApp.ip=127.0.0.1", "--ServerApp.port=8890", "--no-browser", "--LabApp.news_url=None"):
         assert word in command
     monkeypatch.setenv("PORT", "8891")
     course.main(["lab"])

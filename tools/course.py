@@ -246,7 +246,9 @@ def build_venv(cpu):
     if subprocess.call([base, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL):
         raise Stop(f"Python {VERSION} at {base} has no venv module: install it (Debian and Ubuntu: sudo apt install "
                    f"python{VERSION}-venv) and run this again.")
-    remove(VENV)
+    if VENV.exists():
+        print("Removing the old .venv ...", flush=True)
+        remove(VENV)
     free = shutil.disk_usage(str(ROOT)).free / 1e9
     if free < GIGABYTES:
         raise Stop(f"There is too little space on the disk, {free:.1f} GB: .venv needs {SPACE}; make room and run this "
@@ -327,8 +329,9 @@ def lab(options):
             print(f"Port {options.port} is taken; JupyterLab takes another one.")
     print("JupyterLab prints its address below. To stop it: Ctrl-C, then y.\n")
     command = [
-        str(venv_python()), "-m", "jupyterlab", str(Path("workbook") / lessons[0].name),
-        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={options.port}", f"--ServerApp.root_dir={ROOT}",
+        str(venv_python()), "-m", "jupyterlab", "--log-level=WARN",
+        f"--LabApp.default_url=/lab/tree/workbook/{lessons[0].name}", f"--ServerApp.root_dir={ROOT}",
+        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={options.port}",
         "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     if options.no_browser:
