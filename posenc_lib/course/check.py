@@ -85,7 +85,7 @@ class Exercise:
             if _same(mine, right, self.tolerance):
                 continue
             mine_array, right_array = _array(mine), _array(right)
-            if mine_array is None or right_array is None or right_array.dtype.kind in "US":
+            if mine_array is None or right_array is None or "U" in (mine_array.dtype.kind, right_array.dtype.kind):
                 return f"{where}{_short(mine)} is not it."
             if mine_array.shape != right_array.shape:
                 return f"{where}expected shape {right_array.shape}, yours is {mine_array.shape}."

@@ -87,6 +87,7 @@ def mime_bundle(text: str, alt: str, picture: bytes, caption: str = "") -> dict:
 
 def number(value: float) -> str:
     """A number as the course writes it in sentences: 10,000 rather than 1e+04, four digits where it is not whole."""
+    value = float(value)
     return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.4g}"
 
 
