@@ -6,7 +6,8 @@ Pixels depend on matplotlib's minor version, so run it with the pinned one (`mak
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 from posenc_lib.course.lessons import sinusoidal  # noqa: E402
 
@@ -15,7 +16,7 @@ FIGURES = {
 }
 
 
-def main(folder=Path(__file__).resolve().parents[1] / "figures"):
+def main(folder=ROOT / "figures"):
     folder.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
         picture = draw()
