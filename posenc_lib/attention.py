@@ -45,7 +45,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, method: PositionMethod, *, q_positio
 
     if by_default and q_len == 1:                    # the last query sees every key anyway
         causal = False
-    is_causal = causal and by_default and q_len == k_len and not explicit and bias is None and allowed is None
+    plain = by_default and not explicit and bias is None and allowed is None
+    is_causal = True if causal and plain and q_len == k_len else False         # a bool even where lengths are symbols
     if causal and not is_causal:
         seen = k_positions[..., None, :] <= q_positions[..., :, None]
         seen = seen[None, None] if seen.dim() == 2 else seen[:, None]          # (1 or batch, 1, q, k)
@@ -160,6 +161,6 @@ def _checked_mask(mask, shape) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor, True = may attend, got {getattr(mask, 'dtype', type(mask))}")
-    if mask.dim() != 4 or any(m not in (1, n) for m, n in zip(mask.shape, shape)):
+    if mask.dim() != 4 or any(m != 1 and m != n for m, n in zip(mask.shape, shape)):
         raise ValueError(f"mask must have four dimensions broadcastable to {shape}, got {tuple(mask.shape)}")
     return mask
