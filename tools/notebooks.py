@@ -251,7 +251,8 @@ def clean(nb):
 def run(nb, folder, times=1, after_each=None, kernel_name="python3"):
     """Run all cells in a fresh kernel whose working directory is `folder`, in place; `times` > 1: again in that kernel.
 
-    after_each: called with the notebook after every round. Raises nbclient.exceptions.CellExecutionError where a cell raises that is not tagged `raises-exception`.
+    after_each: called with the notebook after every round.
+    Raises nbclient.exceptions.CellExecutionError where a cell raises that is not tagged `raises-exception`.
     """
     from nbclient import NotebookClient
 
@@ -285,7 +286,7 @@ def execute(path):
 
 
 def from_py(source, path):
-    """Take a notebook's cells from a "py:percent" file; cells that did not change keep their ids."""
+    """Take a notebook's cells, without outputs, from a "py:percent" file; cells that did not change keep their ids."""
     import jupytext
 
     nb = jupytext.read(source, fmt="py:percent")
@@ -293,7 +294,7 @@ def from_py(source, path):
         cell.metadata = nbformat.from_dict({"tags": list(cell.metadata.get("tags", []))})
     ensure_stamped_cells(nb)
     assign_ids(nb, read(path) if path.exists() else nbformat.v4.new_notebook())
-    clean(nb)
+    nb.metadata = nbformat.from_dict(METADATA)
     write(nb, path)
 
 

@@ -71,7 +71,8 @@ def pip_output(python, *arguments):
 
 def installed(python):
     """{name: version} of everything that pip sees in an environment."""
-    return dict(line.split("==", 1) for line in pip_output(python, "list", "--format=freeze").splitlines() if "==" in line)
+    lines = pip_output(python, "list", "--format=freeze").splitlines()
+    return dict(line.split("==", 1) for line in lines if "==" in line)
 
 
 def test_unpublished_and_alone_says_what_to_do(bare, tmp_path):
