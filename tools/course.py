@@ -319,8 +319,11 @@ def lab(options):
     import workbook  # tools/workbook.py
 
     ensure_venv(options.cpu)
-    for line in workbook.update(ROOT / "notebooks", ROOT / "workbook"):
-        print(line)
+    try:
+        news = workbook.update(ROOT / "notebooks", ROOT / "workbook")
+    except ValueError as error:
+        raise Stop(f"The working copy cannot be made: {error}.") from None
+    print("".join(f"{line}\n" for line in news), end="")
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
     if not lessons:
         raise Stop("There is no lesson in notebooks/: get the whole course folder and run this again.")
@@ -351,7 +354,7 @@ def test(options):
     parts = {
         "unit tests": ["tests"],
         f"notebooks ({len(notebooks)})":
-            ["--nbval", "--sanitize-with", "tests/notebooks/sanitize.cfg"] + [p.relative_to(ROOT) for p in notebooks],
+            ["--nbval", "--nbval-sanitize-with", "tests/notebooks/sanitize.cfg"] + [p.relative_to(ROOT) for p in notebooks],
     }
     lines, failed = [], False
     for name, arguments in parts.items():
