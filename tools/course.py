@@ -351,10 +351,10 @@ def test(options):
     ensure_venv(options.cpu)
     ready = time.time() - start
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    nbval = ["--nbval", "--nbval-sanitize-with", "tests/notebooks/sanitize.cfg"]
     parts = {
         "unit tests": ["tests"],
-        f"notebooks ({len(notebooks)})":
-            ["--nbval", "--nbval-sanitize-with", "tests/notebooks/sanitize.cfg"] + [p.relative_to(ROOT) for p in notebooks],
+        f"notebooks ({len(notebooks)})": nbval + [path.relative_to(ROOT) for path in notebooks],
     }
     lines, failed = [], False
     for name, arguments in parts.items():
