@@ -2,6 +2,7 @@
 
 import configparser
 import copy
+import os
 import re
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 import notebooks as tool
 
 SECONDS = {"12_experiment": 120}  # one "Run All" on two cores; other lessons: 20
-ALLOWANCE = 1.5  # for a machine that does other things at the same time
 SANITIZE = configparser.RawConfigParser()
 SANITIZE.read(Path(__file__).with_name("sanitize.cfg"), encoding="utf-8")
 
@@ -39,10 +39,12 @@ def test_run_all_twice_in_one_kernel(path):
     def after_each(nb):
         rounds.append((time.perf_counter(), said(copy.deepcopy(nb))))
 
-    start = time.perf_counter()
+    start, before = time.perf_counter(), os.times()
     tool.run(nb, path.parent, times=2, after_each=after_each)
-    first = rounds[0][0] - start
-    print(f"{path.stem}: Run All {first:.1f} s, again {rounds[1][0] - rounds[0][0]:.1f} s")
+    first, after = rounds[0][0] - start, os.times()
+    busy = after.children_user - before.children_user + after.children_system - before.children_system
+    print(f"{path.stem}: Run All {first:.1f} s, again {rounds[1][0] - rounds[0][0]:.1f} s; processor {busy:.1f} s")
     assert rounds[0][1] == committed
     assert rounds[1][1] == committed
-    assert first <= ALLOWANCE * SECONDS.get(path.stem, 20)
+    # On a machine that does other things too, the processor time of both rounds stands for the time of one.
+    assert min(first, busy) <= SECONDS.get(path.stem, 20)
