@@ -171,7 +171,7 @@ def check_fused_is_used(attend, monkeypatch):
     """Torch's fused kernel does the work exactly where doors 4 and 5 are shut and nobody asks for the weights."""
     calls, fused = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention",
-                        lambda *a, **b: calls.append(b) or fused(*a, **b))
+                        lambda q, k, v, mask, **b: calls.append((mask, b)) or fused(q, k, v, mask, **b))
     q, k, v = qkv()
     for method in (NoPE(), Table(2), Compose(Table(2), Sinusoidal(4)), Compose()):
         attend(q, k, v, method, causal=True)
@@ -180,7 +180,9 @@ def check_fused_is_used(attend, monkeypatch):
     for method in (OpenDoors(), Compose(Table(2), OpenDoors())):
         attend(q, k, v, method)
     assert len(calls) == 4
-    assert calls[0]["is_causal"] and not calls[1]["is_causal"]
+    attend(q, k, v, NoPE(), causal=True, mask=torch.rand(1, 1, 5, 5) < 0.7)
+    assert [options["is_causal"] for mask, options in calls] == [True, False, False, True, False]
+    assert [mask is None for mask, options in calls] == [True, False, False, True, False]      # never both
 
 
 def test_the_fused_kernel_is_used_where_it_can_be(monkeypatch):
@@ -276,7 +278,7 @@ def check_decoding(attend):
     q, k, v = qkv(q_len=7, k_len=7)
     for method in (NoPE(), Table(2), Table(2, stretch=0.3)):
         full = attend(q, k, v, method, causal=True)
-        for start, stop in [(t, t + 1) for t in range(7)] + [(0, 3), (3, 7), (2, 5), (6, 6)]:
+        for start, stop in [(t, t + 1) for t in range(7)] + [(0, 3), (3, 7), (5, 7), (6, 6)]:
             step = attend(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], method, causal=True)
             torch.testing.assert_close(step, full[:, :, start:stop])
             step = attend(q[:, :, start:stop], k, v, method, causal=True, q_positions=torch.arange(start, stop))
@@ -319,6 +321,9 @@ def check_shuffled_positions(attend):
         full = attend(q, k, v, method, causal=causal)
         for order in (torch.tensor([3, 0, 4, 1, 2]), torch.tensor([4, 3, 2, 1, 0])):
             keywords = {"q_positions": order, "k_positions": order, "causal": causal}
+            shuffled = attend(*(x[:, :, order] for x in (q, k, v)), method, **keywords)
+            torch.testing.assert_close(shuffled, full[:, :, order])
+            del keywords["q_positions"]                                        # by default the keys', so the same
             shuffled = attend(*(x[:, :, order] for x in (q, k, v)), method, **keywords)
             torch.testing.assert_close(shuffled, full[:, :, order])
             shuffled, _ = attend(*(x[:, :, order] for x in (q, k, v)), method, return_weights=True, **keywords)
@@ -517,6 +522,8 @@ def test_on_the_cpu_under_a_meta_default_device():
     ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, True = may attend, got <class 'list'>"),
     ({"mask": torch.ones(5, 5).bool()}, ValueError,
      r"mask must have four dimensions broadcastable to \(2, 2, 5, 5\), got \(5, 5\)"),
+    ({"mask": torch.ones(1, 1).bool()}, ValueError, r"broadcastable to \(2, 2, 5, 5\), got \(1, 1\)"),
+    ({"mask": torch.ones(2, 2, 5, 5, 1).bool()}, ValueError, r"broadcastable to \(2, 2, 5, 5\), got \(2, 2, 5, 5, 1"),
     ({"mask": torch.ones(2, 2, 5, 4).bool()}, ValueError, r"broadcastable to \(2, 2, 5, 5\), got \(2, 2, 5, 4\)"),
     ({"mask": torch.ones(3, 1, 1, 5).bool()}, ValueError, r"broadcastable to \(2, 2, 5, 5\), got \(3, 1, 1, 5\)"),
 ])
@@ -601,11 +608,12 @@ def test_bad_input_of_a_layer_is_named(x, keywords, error, message):
         SelfAttention(8, 2, NoPE())(x, **keywords)
 
 
-@pytest.mark.parametrize("method", [NoPE(), Table(2, stretch=0.3), Compose(Sinusoidal(4), OpenDoors())])
-def test_attend_compiles_to_one_graph_for_all_lengths(method):
+@pytest.mark.parametrize("method, lengths", [(NoPE(), [(5, 5), (3, 5)]), (Table(2, stretch=0.3), [(3, 5), (4, 7)]),
+                                             (Compose(Sinusoidal(4), OpenDoors()), [])])
+def test_attend_compiles_to_one_graph_for_all_lengths(method, lengths):
     torch.compiler.reset()
     compiled = torch.compile(Caller(method), fullgraph=True, backend="eager", dynamic=True)
-    for q_len, k_len in ((5, 5), (3, 5), (4, 7)):
+    for q_len, k_len in lengths:
         q, k, v = qkv(q_len=q_len, k_len=k_len)
         torch.testing.assert_close(compiled(q, k, v), Caller(method)(q, k, v))
     arguments = (*qkv(q_len=4), torch.rand(2, 1, 4, 5) < 0.7, torch.tensor([4, 0, 2, 3]))
@@ -677,6 +685,9 @@ def test_a_layer_with_sinusoidal_compiles_with_its_gradients():
     (check_weights, "torch.softmax(logits, dim=-1", "torch.softmax(logits, dim=-2"),
     (check_fused_is_used, "explicit = return_weights", "explicit = bias is not None or return_weights"),
     (check_fused_is_used, "explicit = return_weights", "explicit = not method.scale"),
+    (check_fused_is_used, "if causal and not is_causal:", "if causal:"),
+    (check_fused_is_used, " and bias is None and allowed is None", " and bias is None"),
+    (check_shuffled_positions, "q_positions is None and k_positions is None\n", "q_positions is None\n"),
 ])
 def test_the_checks_see_a_wrong_attend(mutant, golden, monkeypatch, check, old, new):
     wrong = mutant("attention", old, new).attend
