@@ -33,6 +33,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+FOLDED = {"jupyter": {"source_hidden": True}}
 COLAB = "https://colab.research.google.com"
 
 # Every lesson of the plan, in order; README lists those without a notebook as "in preparation".
@@ -145,7 +146,7 @@ def stamp_notebook(nb, name, titles, repository="", tag=""):
     """Write the setup cell and the navigation cells of one notebook, in place."""
     ensure_stamped_cells(nb)
     for cell in tagged(nb, "setup"):
-        cell.source = setup_cell.render(repository, tag)
+        cell.source, cell.metadata = setup_cell.render(repository, tag), canonical_metadata(cell)
     for cell in tagged(nb, "nav"):
         cell.source = navigation(name, titles, repository, tag)
 
@@ -219,6 +220,12 @@ def assign_ids(nb, old):
         cell["id"] = identity
 
 
+def canonical_metadata(cell):
+    """The cell's tags, and for the setup cell that JupyterLab folds its code away; nothing else."""
+    kept = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+    return nbformat.from_dict(kept | (FOLDED if "setup" in tags(cell) else {}))
+
+
 def clean(nb):
     """Leave in an executed notebook only what a reader needs, in place: no widget state, canonical metadata.
 
@@ -228,7 +235,7 @@ def clean(nb):
     nb.metadata = nbformat.from_dict(METADATA)
     count = 0
     for cell in nb.cells:
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata.tags} if cell.metadata.get("tags") else {})
+        cell.metadata = canonical_metadata(cell)
         cell.pop("attachments", None)
         if cell.cell_type != "code":
             continue
