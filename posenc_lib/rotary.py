@@ -12,7 +12,7 @@ from .method import PositionMethod
 
 _recent: tuple = ()                                  # last tables, newest first: settings, positions, frequency, table
 _KEPT, _LARGEST = 4, 2**26                           # how many of them, and of how many bytes at most
-_BLOCK = 2**18                                       # numbers turned at a time: 1 MB of float32 stays in the cache
+_BLOCK = 2**18                                       # numbers turned at a time: 1 MB of float32 stays in cache
 
 
 def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | None = None, layout: str = "interleaved",
@@ -30,8 +30,7 @@ def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | Non
     Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2; the half layout is GPT-NeoX's.
     """
     _checks.layout(layout)
-    if not x.is_floating_point():
-        raise TypeError(f"x must be real floating point, got {x.dtype}")
+    _check_real(x, "x")
     if x.dim() < 2:
         raise ValueError(f"x must have shape (..., length, dim), got {tuple(x.shape)}")
     if x.dim() == 2:
@@ -150,31 +149,42 @@ def _scaled(scaling, dim: int, base: float, positions: Tensor | None = None) -> 
     return scaling.frequencies(dim, base, length), scaling.attention_factor
 
 
+def _check_real(x, name: str):
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+
+
 def _door_2(q, k, q_positions, k_positions, head_dim) -> tuple[Tensor, Tensor]:
     """Checked positions for q and k (batch, heads, length, head_dim)."""
     for name, x in (("q", q), ("k", k)):
+        _check_real(x, name)
         if x.dim() != 4 or x.shape[-1] != head_dim:
             raise ValueError(f"{name} must have shape (batch, heads, length, {head_dim}), got {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} must be real floating point, got {x.dtype}")
     return (_checks.sequence_positions(q_positions, "q_positions", length=q.shape[2], batch=q.shape[0]),
             _checks.sequence_positions(k_positions, "k_positions", length=k.shape[2], batch=k.shape[0]))
 
 
 def _turned(x: Tensor, positions: Tensor, frequency: Tensor, factor: float, layout: str) -> Tensor:
     """x (batch, ..., length, dim) with its first 2 * pairs features turned; frequency (pairs,) or (batch, pairs)."""
-    in_place = x.device.type == "cpu" and not torch.compiler.is_compiling()
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    table = _table(positions, frequency, factor, work, layout if in_place else "plain")
+    form = layout if x.device.type == "cpu" and not torch.compiler.is_compiling() else "plain"
+    table = [part.to(x.device) for part in _table(positions, frequency, factor, work, form)]
     if table[0].dim() == 3:                                                    # (batch, length, ..): one for all heads
-        table = tuple(part[(slice(None),) + (None,) * (x.dim() - 3)] for part in table)
-    if in_place:
+        table = [part[(slice(None),) + (None,) * (x.dim() - 3)] for part in table]
+    if form == "half" or form == "interleaved" and x.dtype != work:
         return _Turn.apply(x, 1, *table)
-    cos, sin = (part.to(x.device) for part in table)                           # (.., length, pairs)
-    pairs, axis = ((-1, 2), -1) if layout == "interleaved" else ((2, -1), -2)
-    a, b = x[..., :2 * cos.shape[-1]].to(work).unflatten(-1, pairs).unbind(axis)
-    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=axis).flatten(-2).to(x.dtype)
-    return torch.cat((turned, x[..., turned.shape[-1]:]), dim=-1)
+    width = 2 * table[0].shape[-1]
+    head = x if width == x.shape[-1] else x[..., :width]
+    if form == "interleaved":                                                  # one complex product
+        if head.stride(-1) != 1 or head.storage_offset() % 2 or any(stride % 2 for stride in head.stride()[:-1]):
+            head = head.clone(memory_format=torch.contiguous_format)
+        turned = torch.view_as_real(torch.view_as_complex(head.unflatten(-1, (-1, 2))) * table[0]).flatten(-2)
+    else:
+        cos, sin = table                                                       # (.., length, pairs)
+        pairs, axis = ((-1, 2), -1) if layout == "interleaved" else ((2, -1), -2)
+        a, b = head.to(work).unflatten(-1, pairs).unbind(axis)
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=axis).flatten(-2).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
 def _table(positions: Tensor, frequency: Tensor, factor: float, dtype: torch.dtype, form: str) -> tuple[Tensor, ...]:
@@ -205,29 +215,30 @@ def _build_table(positions, frequency, factor, dtype, form) -> tuple[Tensor, ...
 
 
 class _Turn(torch.autograd.Function):
-    """The rotation on the CPU, half types block by block through float32; its gradient is the rotation back."""
+    """The rotation on the CPU block by block, half types through float32; its gradient is the rotation back."""
 
     @staticmethod
     def forward(x, sign, *table):
-        interleaved, work = table[0].is_complex(), table[0].real.dtype
-        width = table[0].shape[-1] * (2 if interleaved else 1)
-        if x.stride(-1) != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in x.stride()[:-1]):
-            x = x.clone(memory_format=torch.contiguous_format)                 # else it cannot be seen as complex
-        y = torch.empty_like(x)
-        y[..., width:] = x[..., width:]
-        length, exact = x.shape[-2], x.dtype == work
-        rows = length if exact and interleaved else _BLOCK * length // max(1, x.numel())
-        rows = max(1, min(rows, length))
-        scratch = turned = x.new_empty(0, dtype=work)
+        y, work = torch.empty_like(x), table[0].real.dtype
+        width, length = table[0].shape[-1] * (2 if table[0].is_complex() else 1), x.shape[-2]
+        if width < x.shape[-1]:
+            y[..., width:] = x[..., width:]
+        numbers = _BLOCK if x.dtype == work else _BLOCK // len(table)          # the scratch takes 1 MB in all
+        rows = max(1, min(numbers * length // max(1, x.numel()), length))
+        scratch = x.new_empty(0, dtype=work)
         for source, target, *part in zip(*(t.split(rows, dim=-2) for t in (x[..., :width], y[..., :width], *table))):
-            if exact:
-                _turn_block(source, target, sign, *part)
+            if x.dtype == work:
+                _turn_half(source, target, sign, *part)
                 continue
             if scratch.shape != source.shape:
-                scratch = torch.empty(source.shape, dtype=work, device=x.device)
-                turned = scratch if interleaved else torch.empty_like(scratch)
-            _turn_block(scratch.copy_(source), turned, sign, *part)
-            target.copy_(turned)
+                scratch, turned = x.new_empty(source.shape, dtype=work), None
+            scratch.copy_(source)
+            if len(part) == 2:
+                turned = torch.empty_like(scratch) if turned is None else turned
+                target.copy_(_turn_half(scratch, turned, sign, *part))
+            else:
+                torch.view_as_complex(scratch.unflatten(-1, (-1, 2))).mul_(part[0] if sign > 0 else part[0].conj())
+                target.copy_(scratch)
         return y
 
     @staticmethod
@@ -244,13 +255,9 @@ class _Turn(torch.autograd.Function):
         return _Turn.apply(x.movedim(in_dims[0], 0), sign, *table), 0
 
 
-def _turn_block(source: Tensor, target: Tensor, sign: int, *table: Tensor):
-    """target = source turned by the table's rows, or back for sign -1; of the table's dtype, possibly one tensor."""
-    if len(table) == 1:                                                        # interleaved: one complex product
-        source, target = (torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (source, target))
-        torch.mul(source, table[0] if sign > 0 else table[0].conj(), out=target)
-        return
-    cos, sin = table
+def _turn_half(source: Tensor, target: Tensor, sign: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """target = source turned in the half layout, or turned back for sign -1; all of one dtype."""
     torch.mul(source, cos, out=target)
     for half, other, part in zip(target.chunk(2, -1), reversed(source.chunk(2, -1)), sin.chunk(2, -1)):
         half.addcmul_(other, part, value=sign)
+    return target
