@@ -101,12 +101,15 @@ class TUPE(PositionMethod):
     def bias(self, q_positions, k_positions):
         """(heads, q, k), or (batch, heads, q, k) for batched positions, in the table's dtype."""
         q, k = self._project(self.query_projection, q_positions), self._project(self.key_projection, k_positions)
-        bias = (q * self.scale) @ k.transpose(-2, -1)
-        if not self.reset_cls:
-            return bias
-        from_cls, to_cls = (q_positions == 0)[..., None, :, None], (k_positions == 0)[..., None, None, :]
-        bias = torch.where(to_cls, self.others_to_cls[:, None, None], bias)
-        return torch.where(from_cls, self.cls_to_others[:, None, None], bias)
+        q = q * self.scale
+        if self.reset_cls:          # two more features reset within the product, where another pass would cost as much
+            q_is_cls, k_is_cls = (q_positions == 0)[..., None, :, None], (k_positions == 0)[..., None, :, None]
+            from_cls = checked_table(self.cls_to_others, self.num_heads)[:, None, None]
+            to_cls = checked_table(self.others_to_cls, self.num_heads)[:, None, None]
+            one = torch.ones_like(to_cls)
+            q = torch.cat((q.masked_fill(q_is_cls, 0), q_is_cls * from_cls, ~q_is_cls * one), dim=-1)
+            k = torch.cat((k.masked_fill(k_is_cls, 0), torch.ones_like(k_is_cls) * one, k_is_cls * to_cls), dim=-1)
+        return q @ k.transpose(-2, -1)
 
     def _project(self, projection, positions):
         """(..., length) -> (..., heads, length, head_dim)."""
@@ -127,6 +130,8 @@ def _bias_of_offset(values: Callable[[Tensor], Tensor], q_positions, k_positions
     Where both positions are consecutive, the q + k - 1 offsets that occur are computed once and every row of the
     matrix is a window on them.
     """
+    q_positions = _checks.positions(q_positions, "q_positions")
+    k_positions = _checks.positions(k_positions, "k_positions")
     if is_consecutive(q_positions) and is_consecutive(k_positions):
         start, stop = int(k_positions[0] - q_positions[-1]), int(k_positions[-1] - q_positions[0]) + 1
         offsets = torch.arange(start, stop, device=q_positions.device)
