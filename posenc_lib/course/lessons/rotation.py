@@ -84,7 +84,7 @@ class HandsScene(Scene):
     controls = {
         "d_model": Slider(4, 512, 16, step=4, help="width of the encoding: d_model / 2 pairs"),
         "base": LogSlider(0, 6, 10000.0, help="the slowest pair turns almost base times slower than the first"),
-        "pair": Choice(("first", "second", "middle", "last"), "first", help="which pair of columns is drawn"),
+        "pair": Choice(("first", "second", "middle", "last"), "second", help="which pair of columns is drawn"),
         "position": Slider(0, 200, 10, help="the position p that the move starts from"),
         "offset": Slider(-24, 24, 2, help="how many positions the move goes on (or back)"),
     }
@@ -107,7 +107,7 @@ class HandsScene(Scene):
         origin.text(0, -1.3, "orange: after", color=style.VERMILION, ha="center", weight="bold")
         self.words.set(xlim=(0, 1), ylim=(0, 1))
         self.words.axis("off")
-        self.which = self.words.text(0, 0.93, "")
+        self.which = self.words.text(0, 1.0, "", va="top", linespacing=1.6)
         self.matrix = self.words.text(0, 0.34, "", family="DejaVu Sans Mono", linespacing=1.6)
         self.codes = self.words.text(0, 0.02, "", linespacing=1.6)
         self.layer(self.which, on=("d_model", "base", "pair"))
@@ -132,7 +132,7 @@ class HandsScene(Scene):
             self.arcs[n].set_data(*_arc(start, turn))
             self.heads[n].set_xy(_arrow_head(start, turn))
         (a, b), (c, d) = _rotation(turn)
-        self.which.set_text(f"pair {i}\nfrequency w = {w:.3g}")
+        self.which.set_text(f"pair {i} of 0 .. {d_model // 2 - 1}\nbase {style.number(base)}\nfrequency w = {w:.3g}")
         self.matrix.set_text(f"turn k w = {turn:.3g} rad\n\nmatrix for k = {offset}\n"
                              f"[ {_two(a)}  {_two(b)} ]\n[ {_two(c)}  {_two(d)} ]")
         s, c = _tip(position * w)
