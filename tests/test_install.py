@@ -149,7 +149,7 @@ def test_the_pip_section_of_environment_yml_fills_an_empty_environment(tmp_path)
     subprocess.run([sys.executable, "-m", "venv", "env"], cwd=source, check=True)
     python = source / "env" / course.venv_python().relative_to(course.VENV)
     environment = course.venv_environment()
-    for arguments in (["install", "-q", "-U", "-r", "condaenv.requirements.txt"], ["check"]):
+    for arguments in (["install", "-q", "-U", "--no-compile", "-r", "condaenv.requirements.txt"], ["check"]):
         subprocess.run([python, "-m", "pip", *arguments], cwd=source, env=environment, check=True)
     program = "import posenc_lib, jupyterlab, ipywidgets, nbval; print(posenc_lib.__file__)"
     where = subprocess.run([python, "-c", program], cwd=tmp_path.parent, env=environment, check=True, text=True,
