@@ -81,6 +81,10 @@ def test_clipped_offsets_are_the_rows_of_a_table():
     check_clip_offsets(clip_offsets)
 
 
+def test_the_widest_clip_does_not_wrap():
+    assert clip_offsets([-2**62, 0, 2**62 - 1], 2**62).tolist() == [0, 2**62, 2**63 - 1]
+
+
 def test_clipping_matches_the_oracle(golden):
     oracle = golden["shaw"]["k2_L4"]
     k = oracle["inputs"]["max_relative_position"]

@@ -209,7 +209,7 @@ def test_distance_is_the_norm_of_the_difference_at_every_position(where, d_model
     list, tuple, np.array, torch.tensor, lambda v: np.array(v, dtype=np.uint8), lambda v: np.array(v[::-1])[::-1],
     lambda v: np.broadcast_to(np.array(v), (4,)), lambda v: torch.tensor(v, dtype=torch.uint8),
     lambda v: torch.tensor(v, dtype=torch.int8), lambda v: torch.tensor(v, dtype=torch.int32),
-    lambda v: torch.tensor(v, dtype=torch.uint16)])
+    lambda v: torch.tensor(v, dtype=torch.uint16), lambda v: np.array(v, dtype=np.uint64)])
 @pytest.mark.filterwarnings("error")
 def test_positions_of_every_integer_kind_are_the_same_positions(kind):
     where = [3, 0, 127, 5]
@@ -277,8 +277,9 @@ def test_under_a_meta_default_device_values_are_still_computed_on_the_cpu():
 
 
 def test_meta_positions_give_meta_codes():
-    where = torch.empty(2, 3, dtype=torch.int32, device="meta")
-    assert sinusoidal_encoding(where, 8).device.type == "meta" and sinusoidal_encoding(where, 8).shape == (2, 3, 8)
+    for dtype in (torch.int32, torch.int64, torch.uint64):
+        code = sinusoidal_encoding(torch.empty(2, 3, dtype=dtype, device="meta"), 8)
+        assert code.device.type == "meta" and code.shape == (2, 3, 8)
 
 
 @pytest.mark.parametrize("function", [sinusoidal_encoding, complex_encoding])
