@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+import torch
 
 from posenc_lib.course import lessons
 from posenc_lib.course.check import Exercise, Guess
@@ -42,6 +43,18 @@ def tags(cell):
 
 
 EXERCISES, GUESSES, SCENES = list(members(Exercise)), list(members(Guess)), list(members(Scene))
+
+
+@pytest.fixture(autouse=True)
+def settings_of_a_notebook_end_with_it():
+    """A notebook that changes torch's or numpy's settings must not change them for the tests that follow."""
+    dtype, grad, threads, printing = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(),
+                                      np.get_printoptions())
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    torch.set_num_threads(threads)
+    np.set_printoptions(**printing)
 
 
 @pytest.mark.parametrize("name", NAMES)
