@@ -143,11 +143,12 @@ double = Exercise(lambda x: 2 * np.asarray(x), probes=[(np.arange(3),), (5,)], p
     (lambda x: x + x, "correct", "Twice"),
     (lambda x: torch.as_tensor(x) * 2, "correct", "Twice"),
     (lambda x: x * x, "not yet", "You squared it."),
-    (lambda x: 0 * np.asarray(x) + 2 * np.max(x), "not yet", r"For [0, 1, 2]: the first entry that is off is at [0]"),
+    (lambda x: 0 * np.asarray(x) + 2 * np.max(x), "not yet",
+     "For x = [0, 1, 2]: the first entry that is off is at [0]: expected 0, yours is 4."),
     (lambda x: np.arange(4), "not yet", "expected shape (3,), yours is (4,)"),
     (lambda x: 1 / 0, "not yet", "your function raised ZeroDivisionError: division by zero"),
-    (lambda x: "six", "not yet", "'six' is not it."),
-    (lambda x: 2 * x if np.ndim(x) else 11, "not yet", "For 5: your answer is 11"),
+    (lambda x: "six", "not yet", "For x = [0, 1, 2]: 'six' is text; write a number."),
+    (lambda x: 2 * x if np.ndim(x) else 11, "not yet", "For x = 5: 11 is not it."),
     (lambda x: None, "not done yet", "returns nothing yet"),
     (7, "not yet", "Hand over the function itself, not 7"),
 ])
@@ -155,6 +156,15 @@ def test_a_check_says_what_is_wrong(answer, status, message):
     verdict = double(answer)
     assert verdict.status == status and message in verdict.message
     assert repr(verdict).startswith(status.capitalize()) and f"<b>{status.capitalize()}.</b>" in verdict._repr_html_()
+
+
+def test_messages_name_the_arguments_and_round_numbers():
+    halve = Exercise(lambda vector, by: vector / by, probes=[(np.array([1.23456789, 2.0]), 3.0)], praise="Divided.")
+    assert halve(lambda vector, by: 7).message == (
+        "For vector = [1.235, 2.0], by = 3.0: expected shape (2,), yours is ().")
+    assert halve(lambda vector: vector).message.startswith("For [1.235, 2.0], 3.0: your function raised TypeError")
+    assert Exercise(3, praise="Three.")("3").message == "'3' is text; write a number."
+    assert Exercise(["a", "b"], praise="Both.")(["a"]).message == "Expected shape (2,), yours is (1,)."
 
 
 def test_a_learners_function_cannot_spoil_the_probes():
@@ -182,5 +192,6 @@ def test_a_function_exercise_without_probes_is_refused():
 
 def test_a_guess_takes_letters_in_any_case():
     guess = Guess(a="First.", b="Second.")
+    assert guess("(a).").message.startswith("(a) First.")
     assert guess(" B ").message.startswith("(b) Second.")
     assert guess("c").message == "The options are a, b."

@@ -1,6 +1,7 @@
 """Exercise checks that name the mistake, and guesses a learner commits to before a cell reveals the answer."""
 import copy
 import html
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,8 @@ class Exercise:
         for mistake in self.mistakes:
             if self._agree(given, self._outcomes(mistake.answer)):
                 return Verdict("not yet", mistake.hint)
-        return Verdict("not yet", self._difference(wanted, given))
+        message = self._difference(answer, wanted, given)
+        return Verdict("not yet", message[0].upper() + message[1:])
 
     def _outcomes(self, answer) -> list:
         if not self.probes:
@@ -76,21 +78,24 @@ class Exercise:
             not isinstance(a, Exception) and not isinstance(b, Exception) and _same(a, b, self.tolerance)
             for a, b in zip(given, wanted))
 
-    def _difference(self, wanted, given) -> str:
-        """The first probe that tells the answer from the right one, in a sentence that does not give it away."""
-        for i, (right, mine) in enumerate(zip(wanted, given)):
-            where = f"For {', '.join(map(_short, self.probes[i]))}: " if self.probes else ""
+    def _difference(self, answer, wanted, given) -> str:
+        """What tells the answer from the right one, at the first probe where they differ, without giving it away."""
+        for probe, right, mine in zip(self.probes or [()], wanted, given):
+            where = f"For {_arguments(answer, probe)}: " if probe else ""
             if isinstance(mine, Exception):
                 return f"{where}your function raised {type(mine).__name__}: {mine}"
             if _same(mine, right, self.tolerance):
                 continue
             mine_array, right_array = _array(mine), _array(right)
-            if mine_array is None or right_array is None or "U" in (mine_array.dtype.kind, right_array.dtype.kind):
+            if mine_array is None or right_array is None:
                 return f"{where}{_short(mine)} is not it."
+            if right_array.dtype.kind != "U" and mine_array.dtype.kind == "U":
+                wish = "True or False" if right_array.dtype.kind == "b" else "a number"
+                return f"{where}{_short(mine)} is text; write {wish}."
             if mine_array.shape != right_array.shape:
                 return f"{where}expected shape {right_array.shape}, yours is {mine_array.shape}."
-            if not right_array.shape:
-                return f"{where}your answer is {_short(mine)}; that is not it."
+            if not right_array.shape or right_array.dtype.kind == "U":
+                return f"{where}{_short(mine)} is not it."
             place = tuple(int(n) for n in np.argwhere(~_close(mine_array, right_array, self.tolerance))[0])
             return (f"{where}the first entry that is off is at {list(place)}: expected {right_array[place]:.4g}, "
                     f"yours is {mine_array[place]:.4g}.")
@@ -104,13 +109,12 @@ class Guess:
         self.options = options
 
     def __call__(self, letter=...) -> Verdict:
-        letters = ", ".join(self.options)
+        letters, text = ", ".join(self.options), str(letter).strip().strip("().").lower()
         if letter is None or letter is Ellipsis:
             return Verdict("not done yet", f"Commit to one of {letters} before you run the next cell.")
-        if str(letter).strip().lower() not in self.options:
+        if text not in self.options:
             return Verdict("not yet", f"The options are {letters}.")
-        letter = str(letter).strip().lower()
-        return Verdict("noted", f"({letter}) {self.options[letter]} The next cell shows what happens.")
+        return Verdict("noted", f"({text}) {self.options[text]} The next cell shows what happens.")
 
 
 def _call(function: Callable, arguments: tuple):
@@ -118,6 +122,17 @@ def _call(function: Callable, arguments: tuple):
         return function(*copy.deepcopy(arguments))
     except Exception as problem:                     # a learner's code may raise anything
         return problem
+
+
+def _arguments(function, probe: tuple) -> str:
+    """The probe as the learner's function names its arguments: "positions = [0, 1], d_model = 8"."""
+    try:
+        names = list(inspect.signature(function).bind(*probe).arguments)
+    except (TypeError, ValueError):                  # no signature, or one that does not take the probe
+        names = []
+    words = [_short(value) for value in probe]
+    return ", ".join(f"{name} = {word}" for name, word in zip(names, words)) if len(names) == len(words) else \
+        ", ".join(words)
 
 
 def _array(value) -> np.ndarray | None:
@@ -156,7 +171,14 @@ def _short(value) -> str:
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.size > 12:
         return f"an array of shape {value.shape}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = " ".join(repr(value.tolist() if isinstance(value, np.ndarray) else value).split())
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    text = " ".join(repr(_rounded(value)).split())
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _rounded(value):
+    """Floats in `value`, also inside lists, to four digits."""
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""What holds for every lesson: its checks know right from wrong, its solutions solve, its explorers survive any move."""
+"""What holds for every lesson: checks know right from wrong, solutions solve, explorers survive any move."""
 import ast
 import contextlib
 import importlib

@@ -20,7 +20,7 @@ def draw_addition(length: int = 16, d_model: int = 60, base: float = 10000.0) ->
     panels = fig.subplots(1, 3, sharey=True)
     for ax, values, title in zip(panels, (tokens, encoding, tokens + encoding),
                                  ("token vectors", "+ encoding", "= what layer 1 sees")):
-        image = style.heat_axes(ax).imshow(values, vmin=-3, vmax=3)
+        image = style.heat_axes(ax).imshow(values, vmin=-2, vmax=2)
         ax.set(title=title, xlabel="column")
     panels[0].set_ylabel("position")
     fig.colorbar(image, ax=panels, label="value", shrink=0.9)
@@ -93,14 +93,14 @@ class EncodingScene(Scene):
         self.row = self.heat.axhline(0, color="white", lw=2.5)
         self.row_core = self.heat.axhline(0, color=style.VERMILION, lw=1.2)
 
-        self.waves = [self.curves.plot(positions, np.zeros(self.LENGTH), color=colour)[0]
-                      for colour in style.COLOURS[:3]]
+        self.waves = [self.curves.plot(positions, np.zeros(self.LENGTH), color=colour, **look)[0] for colour, look in
+                      zip(style.COLOURS, ({"lw": 0.6, "marker": ".", "ms": 4}, {}, {}))]
         self.curves.set(xlabel="position p", ylabel="value", ylim=(-1.1, 1.1), xlim=(0, self.LENGTH - 1),
-                        yticks=[-1, 0, 1], title="Sine of column")
+                        yticks=[-1, 0, 1], title="Sine of pair")
         self.cursor = self.curves.axvline(0, color=style.VERMILION, lw=1.2)
         self.labels = [self.curves.text(x, 1.045, "", color=wave.get_color(), weight="bold",
                                         transform=self.curves.transAxes)
-                       for x, wave in zip((0.44, 0.56, 0.74), self.waves)]
+                       for x, wave in zip((0.36, 0.5, 0.68), self.waves)]
 
         turn = np.linspace(0, 2 * np.pi, 90)
         self.centres = [(2.6 * (n % 4), -3.2 * (n // 4)) for n in range(self.HANDS)]
@@ -109,7 +109,7 @@ class EncodingScene(Scene):
             self.dials += self.clocks.plot(x + np.sin(turn), y + np.cos(turn), color=style.GREY, lw=1)
             self.hands += self.clocks.plot([x, x], [y, y + 1], color=style.VERMILION, lw=2.4, solid_capstyle="round")
             self.names.append(self.clocks.text(x, y - 1.15, "pair 0", ha="center", va="top", fontsize=9))
-        self.clocks.set(xlim=(-1.1, 8.9), ylim=(-5.3, 1.3), aspect="equal", title="Each pair is a clock hand")
+        self.clocks.set(xlim=(-1.1, 8.9), ylim=(-5.3, 1.3), aspect="equal", title="One hand a pair: 0 is up, clockwise")
         self.clocks.axis("off")
 
         self.layer(self.heat.xaxis, *self.labels, *self.dials, *self.names, on="d_model")
@@ -129,12 +129,12 @@ class EncodingScene(Scene):
             line.set_ydata([position, position])
         self.cursor.set_xdata([position, position])
 
-        columns = 2 * self.shown_pairs(d_model if d_model <= 8 else d_model // 2, 3)
+        shown = self.shown_pairs(d_model if d_model <= 8 else d_model // 2, 3)
         for n, wave in enumerate(self.waves):
-            wave.set_visible(n < len(columns))
-            self.labels[n].set_text(f"{columns[n]}" if n < len(columns) else "")
-            if n < len(columns):
-                wave.set_ydata(encoding[:, columns[n]])
+            wave.set_visible(n < len(shown))
+            self.labels[n].set_text(f"{shown[n]}" if n < len(shown) else "")
+            if n < len(shown):
+                wave.set_ydata(encoding[:, 2 * shown[n]])
 
         pairs = self.shown_pairs(d_model, self.HANDS)
         angle = position * frequencies(d_model, base).numpy()[pairs]
@@ -163,9 +163,9 @@ def _encoding(positions, d_model, base, *, exponent=lambda i, d: 2 * i / d, pair
     return values.reshape(len(positions), d_model)
 
 
-def _column_as_pair(positions, d_model, base):
+def _column_as_pair(positions, d_model, base, factor=2):
     column = np.arange(d_model)
-    angle = np.asarray(positions, dtype=float)[:, None] / base ** (2 * column / d_model)
+    angle = np.asarray(positions, dtype=float)[:, None] / base ** (factor * column / d_model)
     return np.where(column % 2, np.cos(angle), np.sin(angle))
 
 
@@ -182,6 +182,17 @@ check_encoding = Exercise(
                 "You put the column number where the pair number i belongs: the exponent runs from 0 almost to 2 and "
                 "the two columns of a pair get different frequencies. There are only d_model / 2 pairs; columns 2i and "
                 "2i+1 share the exponent 2i / d_model. (A common bug in published code: it runs without an error.)"),
+        Mistake("column number over d", lambda p, d, b: _column_as_pair(p, d, b, factor=1),
+                "The even columns are right, the odd ones are not: your exponent is column / d_model for every column, "
+                "so a cosine turns more slowly than the sine beside it. Both columns of pair i need 2i / d_model."),
+        Mistake("positions ignored", lambda p, d, b: _encoding(np.arange(len(p)), d, b),
+                "You counted 0, 1, 2, ... yourself. Use the positions that were handed over: they may be 0, 3, 500."),
+        Mistake("base ignored", lambda p, d, b: _encoding(p, d, 10000.0),
+                "You wrote the base 10 000 into the formula. Use the argument base."),
+        Mistake("counted from 1", lambda p, d, b: _encoding(np.asarray(p) + 1, d, b),
+                "Your positions are one too far. Position 0 must read 0, 1, 0, 1, ..."),
+        Mistake("angles only", lambda p, d, b: np.asarray(p, dtype=float)[:, None] / b ** (2 * np.arange(d // 2) / d),
+                "These are the angles, one for each pair. Take the sine and the cosine of each."),
         Mistake("exponent i", _variant(exponent=lambda i, d: i),
                 "Your exponent is i. It must be 2i / d_model, so that the whole width spans one factor of base."),
         Mistake("exponent i / d", _variant(exponent=lambda i, d: i / d),
@@ -214,6 +225,10 @@ check_longest = Exercise(
                 "2 pi base would be pair number d_model / 2. Pairs are numbered from 0: the last is d_model / 2 - 1."),
         Mistake("no 2 pi", lambda d, b: b ** ((d - 2) / d),
                 "That is 1 / w of the last pair, the positions per radian. A full turn is 2 pi radians."),
+        Mistake("i / d", lambda d, b: 2 * np.pi * b ** ((d / 2 - 1) / d),
+                "A 2 is missing: the exponent of pair i is 2i / d_model."),
+        Mistake("2 (d - 1) / d", lambda d, b: 2 * np.pi * b ** (2 * (d - 1) / d),
+                "You put the last column number in as i. i numbers the pairs, and the last pair is d_model / 2 - 1."),
         Mistake("exponent (d - 1) / d", lambda d, b: 2 * np.pi * b ** ((d - 1) / d),
                 "You numbered the columns, not the pairs: put i = d_model / 2 - 1 into 2i / d_model."),
         Mistake("a frequency", lambda d, b: b ** (-(d - 2) / d),
@@ -243,6 +258,9 @@ check_slow_pair = Exercise(
     mistakes=[
         Mistake("column instead of pair", 282,
                 "282 is the sine column of that pair. The question asks for the pair number i."),
+        Mistake("cosine column of the pair", 283,
+                "283 is the cosine column of that pair. The question asks for the number of the pair."),
+        Mistake("one too far", 142, "Pair 142 is slow enough, but so is 141."),
         Mistake("last fast pair", 140,
                 "Pair 140 has a wavelength just below 1000: it still completes a turn. Take the next."),
         Mistake("2 pi forgotten", 192,
@@ -251,10 +269,28 @@ check_slow_pair = Exercise(
                 "115 pairs are that slow. The question asks for the number of the first one."),
     ])
 
+check_repair = Exercise(
+    right=lambda column, d_model: column / d_model,
+    probes=[(0, 8), (2, 8), (6, 8), (100, 512), (510, 512)],
+    praise="column / d_model, since the sine column of pair i is column 2i. With it, sine and cosine of a pair turn "
+           "together again.",
+    mistakes=[
+        Mistake("unchanged", lambda c, d: 2 * c / d,
+                "That is the exponent of the faulty code. Which pair does column 2 belong to? Its exponent?"),
+        Mistake("half of it", lambda c, d: c // 2 / d,
+                "c // 2 is the pair number, right. But the exponent of pair i is 2i / d_model; the 2 is missing."),
+        Mistake("the cosine column", lambda c, d: (c + 1) / d,
+                "That treats the sine column like the one beside it, one further. Start from pair i = c / 2."),
+        Mistake("the divisor", lambda c, d: 10000 ** (c / d),
+                "That is the whole divisor. Only its exponent is asked for."),
+        Mistake("negative", lambda c, d: -c / d,
+                "The code divides by 10000 ** exponent, so the exponent is not negative."),
+    ])
+
 guess_row = Guess(a="All zeros: nothing has turned yet.", b="0, 1, 0, 1, ...: sines of 0 and cosines of 0.",
                   c="Random numbers, as for any embedding.")
 guess_frequencies = Guess(a="8, one for each column.", b="4, one for each pair of columns.", c="1, the base.")
-guess_longest = Guess(a="10 000, the base.", b="2 pi times 10 000, about 62 832.", c="Less than 62 832.")
+guess_longest = Guess(a="10 000, the base.", b="2 pi times 10 000, about 62 832.", c="A little less than 62 832.")
 guess_beyond = Guess(a="It stays about as accurate: the encoding is defined there.",
                      b="It drifts off by a few positions.",
-                     c="It fails by hundreds of positions.")
+                     c="It is off by hundreds of positions before the end.")

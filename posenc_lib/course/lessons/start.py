@@ -35,7 +35,7 @@ def draw_transformer() -> style.Picture:
     for (left, *_), (right, *_) in zip(blocks, blocks[1:]):
         _arrow(ax, (left + 0.57, 1.5), (right - 0.57, 1.5))
     for x, target, text in ((3.3, (3.3, 1.55), "position as a label:\nabsolute"),
-                            (4.35, (4.35, 2.06), "position as a distance:\nrelative")):
+                            (4.35, (4.35, 2.06), "position as an offset:\nrelative")):
         ax.text(x - (0.35 if x < 4 else -0.55), 2.83, text, ha="center", va="top", color=style.VERMILION, fontsize=10)
         _arrow(ax, (x, 2.4), target, style.VERMILION)
     ax.annotate("", xy=(3.78, 0.5), xytext=(6.5, 0.5), arrowprops={"arrowstyle": "-", "color": style.GREY, "lw": 1.2})
@@ -43,7 +43,7 @@ def draw_transformer() -> style.Picture:
     return style.Picture(fig, """Block diagram from left to right: the tokens dog, bites, man become one vector each,
         pass through attention, where tokens meet, and through a feed-forward network, which handles each token
         alone; such layers repeat. Two red arrows show where position can enter: as a label added to the token vectors
-        before the first layer (absolute), or as a distance inside attention (relative).""")
+        before the first layer (absolute), or as an offset inside attention (relative).""")
 
 
 @style.drawing
@@ -64,7 +64,7 @@ def draw_absolute_and_relative(length: int = 5) -> style.Picture:
     style.heat_axes(right).imshow(offsets, vmin=1 - length, vmax=length - 1, aspect="equal")
     for i, j in np.ndindex(offsets.shape):
         right.text(j, i, f"{offsets[i, j]:+d}" if offsets[i, j] else "0", ha="center", va="center", fontsize=10,
-                   color="white" if offsets[i, j] < 2 else style.INK)
+                   color="white" if offsets[i, j] < 1 else style.INK)
     right.set(title="relative: an offset for every pair", xticks=range(length), yticks=range(length))
     right.set_xticklabels(words, fontsize=9)
     right.set_yticklabels(words, fontsize=9)
@@ -136,6 +136,8 @@ check_cosine = Exercise(
     praise="The length of the vectors is out, only the angle between them is left: 1 for the same direction, 0 for a "
            "right angle, -1 for opposite directions.",
     mistakes=[
+        Mistake("the angle", lambda a, b: np.arccos(a @ b / np.linalg.norm(a) / np.linalg.norm(b)),
+                "That is the angle itself, in radians. Its cosine is asked for, which is one step less."),
         Mistake("plain dot product", lambda a, b: a @ b,
                 "That is the dot product itself. It grows with the vectors' lengths; divide by both of them."),
         Mistake("only one length", lambda a, b: a @ b / np.linalg.norm(a),
@@ -168,6 +170,8 @@ check_sum = Exercise(
     praise="The angle of a sum, made from the two angles' sines and cosines alone. Lesson 05 is this line, "
            "written as a matrix.",
     mistakes=[
+        Mistake("the whole product", lambda sin_a, cos_a, sin_b, cos_b: (cos_a + 1j * sin_a) * (cos_b + 1j * sin_b),
+                "That is the whole complex number. The sine is one of its two parts; which?"),
         Mistake("added", lambda sin_a, cos_a, sin_b, cos_b: sin_a + sin_b,
                 "Sine is not additive: sin(90°) + sin(90°) would be 2, and no sine is. Use all four numbers."),
         Mistake("minus", lambda sin_a, cos_a, sin_b, cos_b: sin_a * cos_b - cos_a * sin_b,
