@@ -55,10 +55,10 @@ def draw_rows(length: int = 9, max_offset: int = 3) -> style.Picture:
     here = torch.arange(length)
     offsets = relative_offsets(here, here)
     rows = clip_offsets(offsets, max_offset)
-    fig = style.figure(8, 4.1)
+    fig = style.figure(8, 4.3)
     titles = ("offset  j - i", f"row of the table, clipped at {max_offset}")
     for ax, values, title in zip(fig.subplots(1, 2), (offsets.numpy(), rows.numpy()), titles):
-        style.heat_axes(ax).imshow(values, aspect="equal")
+        style.heat_axes(ax).imshow(values)
         middle = (values.max() + values.min()) / 2
         for i in range(length):
             for j in range(length):
