@@ -363,8 +363,8 @@ check_logits = AnyDevice(
                 "Both lengths still come from q. With one query and seven keys it even runs: the single column of "
                 "offset logits is broadcast over all keys, and all of them count as offset 0."),
         Mistake("queries at the end", _logits_variant(at_the_end=True),
-                "You let the queries be the last of the keys. That is right for a cache, but here the two are different "
-                "sentences, and both count from 0."),
+                "You let the queries be the last of the keys. That is right for a cache, but here the two are "
+                "different sentences, and both count from 0."),
         Mistake("query minus key", _logits_variant(sign=-1),
                 "Your offsets are i - j; they should be j - i."),
         Mistake("offset term not scaled", _logits_variant(mix=lambda c, o, d: c / d ** 0.5 + o),
