@@ -33,8 +33,8 @@ class Shaw(PositionMethod):
         """(batch, heads, q, k)."""
         _check_width(q, self.head_dim)
         q = q * self.head_dim ** -0.5
-        by_row = q @ checked_table(self.key_table, *self._shape).t()           # (batch, heads, q, rows)
-        return _add_clipped(q @ k.transpose(-2, -1), by_row, q_positions, k_positions)
+        table = checked_table(self.key_table, *self._shape)
+        return _times_shifted_keys(q, k, table, q_positions, k_positions)
 
     def values(self, weights, v, q_positions, k_positions):
         """(batch, heads, q, head_dim)."""
@@ -196,7 +196,7 @@ class Huang(PositionMethod):
             for row, vector in enumerate(table):
                 logits = torch.where(_for_heads(rows == row), (q * vector) @ k.transpose(-2, -1), logits)
             return logits
-        logits = _add_clipped(q @ k.transpose(-2, -1), q @ table.t(), q_positions, k_positions)
+        logits = _times_shifted_keys(q, k, table, q_positions, k_positions)
         by_row = (k * self.head_dim ** -0.5) @ table.t()                       # (batch, heads, k, rows)
         return logits + _pick(by_row, rows.transpose(-2, -1)).transpose(-2, -1)
 
@@ -209,29 +209,32 @@ def _pick(by_row: Tensor, rows: Tensor) -> Tensor:
     return by_row.gather(-1, _for_heads(rows).expand(*by_row.shape[:-1], rows.shape[-1]))
 
 
-def _add_clipped(logits: Tensor, by_row: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """logits[..., i, j] + by_row[..., i, clip(j - i)], by_row (batch, heads, q, 2 * max_offset + 1).
+def _times_shifted_keys(q: Tensor, k: Tensor, table: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """q_i . (k_j + table[clip(j - i)]), table (2 * max_offset + 1, head_dim).
 
-    Without gradients the sum is made in place, some queries at a time, and where positions are consecutive only the
-    keys near these queries are looked up: all keys before have the first row, all keys after the last.
+    Without gradients, nothing of the result's size is held beside it: all keys get the first row before the product,
+    and what the other rows have more than it is added in place, some queries at a time. Where positions are
+    consecutive, the keys before those near a block of queries have the first row, and all keys after them the last.
     """
-    max_offset = by_row.shape[-1] // 2
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() and (logits.requires_grad or by_row.requires_grad):
-        return logits + _pick(by_row, clip_offsets(relative_offsets(q_positions, k_positions), max_offset))
-    q_len, k_len = logits.shape[-2:]
+    max_offset, (q_len, k_len) = len(table) // 2, (q.shape[-2], k.shape[-2])
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, table)):
+        rows = clip_offsets(relative_offsets(q_positions, k_positions), max_offset)
+        return q @ k.transpose(-2, -1) + _pick(q @ table.t(), rows)
+    logits = q @ (k + table[0]).transpose(-2, -1)
+    more = (table - table[0]).t()                                              # (head_dim, rows)
     near, far = 0, k_len
     consecutive = is_consecutive(q_positions) and is_consecutive(k_positions)
+    cached = int(q_positions[0] - k_positions[0]) if consecutive else 0        # keys before the first query's own
     for start in range(0, q_len, _QUERIES_AT_A_TIME):
-        queries = slice(start, min(start + _QUERIES_AT_A_TIME, q_len))
-        q_block = q_positions[..., queries]
+        stop = min(start + _QUERIES_AT_A_TIME, q_len)
+        queries = slice(start, stop)
         if consecutive:
-            near = min(max(int(q_block[0] - k_positions[0]) - max_offset, 0), k_len)
-            far = min(max(int(q_block[-1] - k_positions[0]) + max_offset, near), k_len)
-        rows = clip_offsets(relative_offsets(q_block, k_positions[..., near:far]), max_offset)
-        block, by = logits[..., queries, :], by_row[..., queries, :]
-        block[..., :near] += by[..., :1]
-        block[..., near:far] += _pick(by, rows)
-        block[..., far:] += by[..., -1:]
+            near = min(max(cached + start - max_offset, 0), k_len)
+            far = min(max(cached + stop - 1 + max_offset, near), k_len)
+        by_row = q[..., queries, :] @ more                                     # (batch, heads, queries, rows)
+        rows = clip_offsets(relative_offsets(q_positions[..., queries], k_positions[..., near:far]), max_offset)
+        logits[..., queries, near:far] += _pick(by_row, rows)
+        logits[..., queries, far:] += by_row[..., -1:]
     return logits
 
 

@@ -46,6 +46,13 @@ def loops(equation, q, k, v, q_positions, k_positions, allowed):
     return out, weights
 
 
+def every_logit(equation, q, k, q_positions, k_positions):
+    """(batch, heads, q, k), masked ones too: softmax would not show what a whole row has in common."""
+    return torch.stack([torch.stack([torch.stack([torch.stack([
+        equation.logit(h, q[b, h, n], k[b, h, m], i, j) for m, j in enumerate(k_positions[b].tolist())])
+        for n, i in enumerate(q_positions[b].tolist())]) for h in range(q.shape[1])]) for b in range(q.shape[0])])
+
+
 def situations():
     """(name, q_positions, k_positions, causal, mask or None): None means the default positions."""
     arange, batch = torch.arange, 2
@@ -67,7 +74,7 @@ def situations():
 
 
 def check(method, equation, attend=attend, tolerance=1e-10):
-    """The method equals its equation in every situation, with and without gradients, fused or not, row by row."""
+    """The method equals its equation in every situation: logits, weights, output; with gradients or not; row by row."""
     for name, q_positions, k_positions, causal, mask in situations():
         q_len, k_len = q_positions.shape[-1], k_positions.shape[-1]
         q = torch.randn(2, HEADS, q_len, HEAD_DIM, dtype=torch.float64)
@@ -78,12 +85,17 @@ def check(method, equation, attend=attend, tolerance=1e-10):
             allowed = allowed & (j[:, None] <= i[..., None])
         with torch.no_grad():
             expected_out, expected = loops(equation, q, k, v, i, j, allowed)
+            expected_logits = every_logit(equation, q, k, i, j)
         given = dict(q_positions=q_positions, k_positions=k_positions, causal=causal, mask=mask)
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
                 out, weights = attend(q, k, v, method, return_weights=True, **given)
                 fused = attend(q, k, v, method, **given)
-            for what, ours, theirs in (("weights", weights, expected), ("out", out, expected_out),
+                logits = method.logits(q, k, q_positions, k_positions)
+                bias = method.bias(q_positions, k_positions)
+                logits = logits if bias is None else logits + bias
+            for what, ours, theirs in (("logits", logits, expected_logits), ("weights", weights, expected),
+                                       ("out", out, expected_out),
                                        ("out without weights", fused, expected_out)):
                 assert (ours - theirs).abs().max() < tolerance, f"{name}: {what}, gradients {grad}"
         for n in range(q_len):                                           # decoding: one query, all keys so far

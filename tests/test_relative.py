@@ -163,18 +163,22 @@ def test_the_check_sees_forgotten_positions_and_masks(case):
 
 
 @pytest.mark.parametrize("case, old, new", [
-    ("Shaw", "by_row = q @ checked_table(self.key_table", "by_row = -q @ checked_table(self.key_table"),
-    ("Shaw", "_add_clipped(q @ k.transpose(-2, -1), by_row, q", "_add_clipped(q @ k.transpose(-2, -1), 0 * by_row, q"),
+    ("Shaw", "_times_shifted_keys(q, k, table, q_positions, k_positions)\n\n    def values",
+     "_times_shifted_keys(q, k, -table, q_positions, k_positions)\n\n    def values"),
+    ("Shaw", "+ _pick(q @ table.t(), rows)", ""), ("Shaw", "(k + table[0])", "k"),
     ("Shaw", "weights @ v + by_row", "weights @ v - by_row"),
     ("Shaw", "weights @ v + by_row.to(weights.dtype) @ table", "weights @ v"),
     ("Shaw", "table = checked_table(self.value_table", "table = checked_table(self.key_table"),
-    ("Shaw", "logits + _pick(by_row, clip_offsets(relative_offsets(q_positions, k_positions)",
-     "logits + _pick(by_row, clip_offsets(-relative_offsets(q_positions, k_positions)"),
-    ("Shaw", "clip_offsets(relative_offsets(q_block", "clip_offsets(-relative_offsets(q_block"),
-    ("in blocks", "block[..., :near] += by[..., :1]", "block[..., :near] += by[..., 1:2]"),
-    ("in blocks", "block[..., far:] += by[..., -1:]", "block[..., far:] += by[..., -2:-1]"),
-    ("in blocks", "int(q_block[0] - k_positions[0]) - max_offset", "int(q_block[0] - k_positions[0]) - max_offset + 2"),
-    ("in blocks", "int(q_block[-1] - k_positions[0]) + max_offset", "int(q_block[0] - k_positions[0]) + max_offset"),
+    ("Shaw", "rows = clip_offsets(relative_offsets(q_positions, k_positions), max_offset)",
+     "rows = clip_offsets(-relative_offsets(q_positions, k_positions), max_offset)"),
+    ("Shaw", "more = (table - table[0])", "more = table"),
+    ("Shaw", "clip_offsets(relative_offsets(q_positions[..., queries]",
+     "clip_offsets(-relative_offsets(q_positions[..., queries]"),
+    ("in blocks", "queries, far:] += by_row[..., -1:]", "queries, far:] += by_row[..., -2:-1]"),
+    ("in blocks", "queries, far:] += by_row[..., -1:]", "queries, far:] -= by_row[..., -1:]"),
+    ("in blocks", "cached + start - max_offset", "cached + start - max_offset + 2"),
+    ("in blocks", "cached + stop - 1 + max_offset", "cached + start + max_offset"),
+    ("in blocks", "if consecutive else 0 ", "if not consecutive else 0 "),
     ("Transformer-XL", "along_sin * sin_i + along_cos * cos_i", "along_sin * sin_i - along_cos * cos_i"),
     ("Transformer-XL", "along_cos * sin_i - along_sin * cos_i", "along_sin * cos_i - along_cos * sin_i"),
     ("Transformer-XL", "(q + u) @ k", "q @ k"), ("Transformer-XL", "(q + v) @ weight", "q @ weight"),
@@ -193,7 +197,8 @@ def test_the_check_sees_forgotten_positions_and_masks(case):
     ("Huang 3", "(q * vector) @ k", "q @ k"), ("Huang 3", "rows == row", "rows == row + 1"),
     ("Huang 4", "logits + _pick(by_row, rows", "logits - _pick(by_row, rows"),
     ("Huang 4", "_pick(by_row, rows.transpose(-2, -1))", "_pick(by_row, rows.transpose(-2, -1).flip(-1))"),
-    ("Huang 4", "q @ table.t(), q_positions", "0 * q @ table.t(), q_positions"),
+    ("Huang 4", "_times_shifted_keys(q, k, table, q_positions, k_positions)\n        by",
+     "_times_shifted_keys(q, k, 0 * table, q_positions, k_positions)\n        by"),
 ])
 def test_the_check_sees_a_wrong_method(mutant, case, old, new):
     method, equation = (CASES | {"in blocks": shaw_in_blocks})[case](mutant("relative", old, new))
