@@ -362,11 +362,11 @@ check_kinds = Exercise(
               for answer in itertools.product(KINDS, repeat=4) if answer != _RIGHT_KINDS])
 
 guess_relation = Guess(a="The weight α of row 1, column 4: one number.", b="The output z of token 1: a vector.",
-                       c="The value v of token 4: a vector.")
+                       c="The weight α of row 4, column 1: one number.")
 guess_shuffle = Guess(a="Nothing: the output matrix is the same as before.",
                       b="Each token keeps its output vector; the rows are in the new order.",
                       c="Every output vector changes, because every token has new neighbours.")
 guess_causal = Guess(a="Yes: the mask knows nothing about the tokens.",
                      b="No, but the mean over all tokens is still unchanged.",
                      c="No, and the mean over all tokens changes too.")
-guess_last = Guess(a="Yes, it comes after them.", b="No, it reads them as a bag.")
+guess_last = Guess(a="Yes, it comes after them.", b="No, although it comes after them.")
