@@ -438,8 +438,8 @@ def _shift(x, *, pad=0, drop=0, keep=True):
 check_shift = Exercise(
     right=_shift,
     probes=[(np.arange(1.0, 16).reshape(3, 5),), (np.arange(1.0, 17).reshape(4, 4) ** 2,), (np.ones((1, 4)),)],
-    praise="No loop, no index, one copy: that is why Transformer-XL's code does it. (The library needs no shift: "
-           "it turns the query instead, by the addition theorems of lesson 05.)",
+    praise="The right numbers. Done by reshaping it takes no loop, no index and one copy: that is why Transformer-XL's "
+           "code does it. (The library turns the query instead, by the addition theorems of lesson 05.)",
     mistakes=[
         Mistake("the rest left in", lambda x: _shift(x, keep=False),
                 "The visible part is right. Right of the diagonal, where the key comes after the query, there are "
