@@ -147,7 +147,7 @@ double = Exercise(lambda x: 2 * np.asarray(x), probes=[(np.arange(3),), (5,)], p
      "For x = [0, 1, 2]: the first entry that is off is at [0]: expected 0, yours is 4."),
     (lambda x: np.arange(4), "not yet", "expected shape (3,), yours is (4,)"),
     (lambda x: 1 / 0, "not yet", "your function raised ZeroDivisionError: division by zero"),
-    (lambda x: "six", "not yet", "For x = [0, 1, 2]: 'six' is text; write a number."),
+    (lambda x: "six", "not yet", "For x = [0, 1, 2]: 'six' will not do; write a number."),
     (lambda x: 2 * x if np.ndim(x) else 11, "not yet", "For x = 5: 11 is not it."),
     (lambda x: None, "not done yet", "returns nothing yet"),
     (7, "not yet", "Hand over the function itself, not 7"),
@@ -163,7 +163,8 @@ def test_messages_name_the_arguments_and_round_numbers():
     assert halve(lambda vector, by: 7).message == (
         "For vector = [1.235, 2.0], by = 3.0: expected shape (2,), yours is ().")
     assert halve(lambda vector: vector).message.startswith("For [1.235, 2.0], 3.0: your function raised TypeError")
-    assert Exercise(3, praise="Three.")("3").message == "'3' is text; write a number."
+    assert Exercise(3, praise="Three.")("3").message == "'3' will not do; write a number."
+    assert Exercise([True, False], praise="Yes and no.")([1, 0]).message == "[1, 0] will not do; write True or False."
     assert Exercise(["a", "b"], praise="Both.")(["a"]).message == "Expected shape (2,), yours is (1,)."
 
 

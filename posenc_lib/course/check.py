@@ -89,9 +89,10 @@ class Exercise:
             mine_array, right_array = _array(mine), _array(right)
             if mine_array is None or right_array is None:
                 return f"{where}{_short(mine)} is not it."
-            if right_array.dtype.kind != "U" and mine_array.dtype.kind == "U":
-                wish = "True or False" if right_array.dtype.kind == "b" else "a number"
-                return f"{where}{_short(mine)} is text; write {wish}."
+            kinds = mine_array.dtype.kind, right_array.dtype.kind
+            if kinds[0] != kinds[1] and ("U" in kinds or "b" in kinds):
+                wish = {"U": "text", "b": "True or False"}.get(kinds[1], "a number")
+                return f"{where}{_short(mine)} will not do; write {wish}."
             if mine_array.shape != right_array.shape:
                 return f"{where}expected shape {right_array.shape}, yours is {mine_array.shape}."
             if not right_array.shape or right_array.dtype.kind == "U":

@@ -326,8 +326,8 @@ check_repair = Exercise(
 check_repeat = Exercise(
     right=120,
     praise="120, the least common multiple. The periods of a wall clock divide each other, so there it is the longest "
-           "one. Periods without any common multiple would never repeat: lesson 04 shows that the code of lesson 03 "
-           "has them.",
+           "one. One period that no whole number of steps is a multiple of is enough never to repeat: the fastest "
+           "hand of lesson 03 has it.",
     mistakes=[
         Mistake("product", 2880, "After 8 x 12 x 30 steps all hands are back, but not for the first time."),
         Mistake("longest period", 30, "After 30 steps the slow hand is back. Has the hand with period 8 made whole "
@@ -343,7 +343,7 @@ check_repeat = Exercise(
 
 guess_attend = Guess(a="Anywhere: each head prefers another position.", b="Always the first or the last position.",
                      c="Always its own position.")
-guess_half = Guess(a="The 5th token of every text.", b="The 5th of 10 and the 50th of 100.",
+guess_half = Guess(a="Position 5 of every text.", b="Position 5 of 10 and position 50 of 100.",
                    c="Nothing: fractions are not allowed.")
 guess_dial = Guess(a="Once: three hands fix the moment.", b="Twice.", c="24 times, once an hour.")
 guess_best = Guess(a="The index.", b="Binary.", c="The clock.", d="None of the five.")
