@@ -332,8 +332,8 @@ check_unique = Exercise(
 
 check_period = Exercise(
     right=(7 / (2 * np.pi)) ** 2,
-    praise="With this base, about 1.24, pair 1 is back after every 7 positions. It is no algebraic number, as 10 000 "
-           "is: that is what the condition is for. Pair 0 still never comes back, so the code as a whole is unique.",
+    praise="With this base, about 1.24, pair 1 is back after every 7 positions. It is made from pi and no whole "
+           "number, so the proof does not apply to it. Pair 0 still never comes back, so the whole code is unique.",
     mistakes=[
         Mistake("no square", 7 / (2 * np.pi),
                 "That is 1 / w_1. For d = 4 and i = 1 the exponent is 2i/d = 1/2: which base has this as its root?"),
