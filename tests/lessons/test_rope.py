@@ -19,6 +19,15 @@ def turned_by_loop(x, positions, base, partner):
     return y
 
 
+def turned_in_place(x, positions, base):
+    """First and second feature of each pair written one after the other into one array."""
+    y = np.array(x)
+    angle = np.outer(positions, base ** (-np.arange(0, y.shape[-1], 2) / y.shape[-1]))
+    y[..., ::2] = y[..., ::2] * np.cos(angle) - y[..., 1::2] * np.sin(angle)
+    y[..., 1::2] = y[..., ::2] * np.sin(angle) + y[..., 1::2] * np.cos(angle)
+    return y
+
+
 def neighbours(n, dim):
     return 2 * n, 2 * n + 1
 
@@ -46,7 +55,9 @@ def test_rotation_is_the_transposed_shift_matrix(p):
 def test_score_maps():
     rope, before = (lesson.token_scores(100, 64, before=flag) for flag in (False, True))
     assert max(np.ptp(np.diagonal(rope, k)) for k in range(-99, 100)) < 1e-11
-    assert np.ptp(np.diagonal(before, 5)) > 0.3 * np.ptp(before) and not np.allclose(rope, rope.T)
+    assert np.ptp(np.diagonal(before, 5)) > 0.3 * np.ptp(before)
+    assert min(np.ptp(np.diagonal(before, k)) for k in range(-90, 91)) > 0.05 * np.ptp(before)
+    assert not np.allclose(rope, rope.T)
 
 
 def test_first_positions_that_half_types_lose():
@@ -63,6 +74,12 @@ def test_collapse_starts_where_the_text_says():
     for dtype, first in ((torch.bfloat16, 256), (torch.float16, 2048)):
         off = ~np.isclose(lesson.neighbour_scores(positions, dtype), exact)
         assert off.argmax() == first and off[first:].mean() > 0.9
+
+
+@pytest.mark.parametrize("start, offsets", [(256, {0, 2}), (512, {0, 4}), (1024, {0, 8}), (2048, {0, 16})])
+def test_rounded_offsets(start, offsets):
+    p = torch.arange(start, min(2 * start, 3000))
+    assert set(((p + 1).to(torch.bfloat16).long() - p.to(torch.bfloat16).long()).tolist()) == offsets
 
 
 @pytest.mark.parametrize("d, first, share", [(16, 4, 0.50), (64, 6, 0.45), (128, 12, 0.45)])
@@ -100,7 +117,12 @@ def test_left_padding_by_column_is_harmless_and_a_mixture_is_not():
 
     assert counted.tolist() == [[0, 0, 0, 1, 2, 3]]
     assert torch.allclose(outputs(counted, counted), alone) and torch.allclose(outputs(columns, columns), alone)
-    assert not torch.allclose(outputs(columns, counted), alone, atol=1e-3)
+    sees = real & torch.ones(6, 6, dtype=torch.bool).tril()
+    for q_positions, same in ((columns[0], True), (torch.tensor([0, 1, 2, 3, 4, 3]), False)):
+        mixed = attend(q, k, v, method, mask=sees[None, None], q_positions=q_positions, k_positions=columns[0])
+        mixed = mixed[:, :, 2:]
+        assert torch.allclose(mixed[:, :, :3], alone[:, :, :3])
+        assert torch.allclose(mixed[:, :, 3], alone[:, :, 3], atol=1e-3) == same
 
 
 def test_suspect_changes_lengths_and_squared_does_not():
@@ -148,6 +170,8 @@ def only_one_pair(turn):
     (lesson.check_rotate, lambda x, p, b: rotate(torch.tensor(x), torch.tensor(p), b), "library's rotate"),
     (lesson.check_rotate, lambda x, p, b: turned_by_loop(x, p, b, halves), "dim/2"),
     (lesson.check_rotate, lambda x, p, b: turned_by_loop(x, -p, b, neighbours), "clockwise"),
+    (lesson.check_rotate, lambda x, p, b: turned_by_loop(x, range(len(p)), b, neighbours), "row number"),
+    (lesson.check_rotate, lambda x, p, b: turned_in_place(x, p, b), "a view"),
     (lesson.check_rotate, lambda x, p, b: turned_by_loop(x.swapaxes(1, 2), p, b, neighbours).swapaxes(1, 2), "HEAD"),
     (lesson.check_rotate, lambda x, p, b: turned_by_loop(x, p, b, neighbours).reshape(*x.shape[:2], -1), "shape"),
     (lesson.check_order, lambda dim: [*range(0, dim, 2), *range(1, dim, 2)], "first partners"),

@@ -54,15 +54,15 @@ def _partner_arcs(ax, y, pairs):
 
 
 @style.drawing
-def draw_layouts(dim: int = 8) -> style.Picture:
-    """Which features are partners (arcs) and how fast each is turned (colour): two layouts and their mixture."""
+def draw_layouts(dim: int = 8, rows: int = 3) -> style.Picture:
+    """Which features are partners (arcs) and how fast each is turned (colour): two layouts, row 3 is their mixture."""
     half = dim // 2
     adjacent, apart = [(2 * n, 2 * n + 1) for n in range(half)], [(n, n + half) for n in range(half)]
     by_two, by_half = np.repeat(np.arange(half), 2), np.tile(np.arange(half), 2)
-    rows = (("interleaved", adjacent, by_two), ("half-split", apart, by_half), ("mixed: a bug", apart, by_two))
-    fig = style.figure(8, 4.1)
+    layouts = (("interleaved", adjacent, by_two), ("half-split", apart, by_half), ("mixed: a bug", apart, by_two))
+    fig = style.figure(8, 1.4 * rows)
     ax = fig.subplots()
-    for n, (name, pairs, frequency) in enumerate(rows):
+    for n, (name, pairs, frequency) in enumerate(layouts[:rows]):
         y = -2.1 * n
         for column in range(dim):
             colour = style.COLOURS[frequency[column] % len(style.COLOURS)]
@@ -70,12 +70,13 @@ def draw_layouts(dim: int = 8) -> style.Picture:
             ax.text(column + 0.5, y + 0.37, f"$x_{column}$   $\\omega_{frequency[column]}$", ha="center", va="center")
         ax.text(-0.15, y + 0.37, name, ha="right", va="center", weight="bold")
         _partner_arcs(ax, y, pairs)
-    ax.set(xlim=(-2.1, dim + 0.1), ylim=(-2.1 * 2 - 0.1, 1.6))
+    ax.set(xlim=(-2.1, dim + 0.1), ylim=(-2.1 * (rows - 1) - 0.1, 1.6))
     ax.axis("off")
-    return style.Picture(fig, f"""Three rows of {dim} boxes, x0 to x{dim - 1}; colour and label of a box give its
+    mixture = (" Mixed: boxes are joined as in half-split but coloured as in interleaved, so the two ends of every arc "
+               "have different frequencies.") if rows > 2 else ""
+    return style.Picture(fig, f"""{rows} rows of {dim} boxes, x0 to x{dim - 1}; colour and label of a box give its
         frequency, an arc joins the two boxes that are turned together. Interleaved: neighbours are joined and share a
-        frequency. Half-split: box n is joined with box n + {half} and they share a frequency. Mixed: boxes are joined
-        as in half-split but coloured as in interleaved, so the two ends of every arc have different frequencies.""")
+        frequency. Half-split: box n is joined with box n + {half} and they share a frequency.{mixture}""")
 
 
 def neighbour_scores(positions, dtype: torch.dtype, dim: int = 64, base: float = 10000.0) -> np.ndarray:
@@ -113,8 +114,8 @@ def mean_score(offsets, dim: int, base: float = 10000.0) -> np.ndarray:
 
 
 @style.drawing
-def draw_decay(dim: int = 64, reach: int = 256, peak: int = 150, seed: int = 0) -> style.Picture:
-    """Score against distance: the average for q = k, the average for unrelated q and k, and one key of another kind."""
+def draw_decay(dim: int = 64, reach: int = 256, query=None, peak: int = 150, seed: int = 0) -> style.Picture:
+    """Score against distance: the average for q = k, that for unrelated q and k, and `query` with k = R_peak query."""
     offsets, w = np.arange(reach + 1), frequencies(dim).numpy()
     turn = np.exp(-1j * offsets[:, None] * w)
     q, k = np.random.default_rng(seed).normal(size=(2, 2000, dim // 2, 2)) @ (1, 1j)
@@ -125,8 +126,13 @@ def draw_decay(dim: int = 64, reach: int = 256, peak: int = 150, seed: int = 0) 
 
     fig = style.figure(8, 3.4)
     ax = fig.subplots()
-    special = scores(q[:1], q[:1] * np.exp(1j * peak * w))[0]
-    ax.plot(offsets, special, color=style.GREEN, lw=1.2, label=f"a key made for distance {peak}")
+    made = ""
+    if query is not None:
+        z = (np.asarray(query).reshape(-1, 2) @ (1, 1j))[None]                 # (1, dim/2) complex
+        special = scores(z, z * np.exp(1j * peak * w))[0]
+        ax.plot(offsets, special, color=style.GREEN, lw=1.2, label=f"made for distance {peak}")
+        made = (f" A key made for distance {peak}: a peak of 1 at distance {peak}, {special[0]:.2f} at distance 0, "
+                f"never below {special.min():.2f}.")
     for values, colour, name in ((scores(q, q), style.VERMILION, "key = query"),
                                  (scores(q, k), style.BLUE, "key unrelated to query")):
         middle, spread = values.mean(axis=0), values.std(axis=0)
@@ -138,8 +144,7 @@ def draw_decay(dim: int = 64, reach: int = 256, peak: int = 150, seed: int = 0) 
     ax.legend(loc="upper center", ncols=3, fontsize=9, columnspacing=1.2, handlelength=1.5)
     return style.Picture(fig, f"""Score over |q| |k| against the distance, head_dim {dim}. Key equal to the query: the
         mean falls from 1 to about {mean_score([20], dim)[0]:.1f} within 20 positions and then only drifts down in
-        waves. Unrelated key: mean 0 and the same narrow spread at every distance. A key made for distance {peak}:
-        between 0.35 and 0.8 elsewhere, with a peak of 1 at distance {peak}.""")
+        waves. Unrelated key: mean 0 and the same narrow spread at every distance.{made}""")
 
 
 @functools.lru_cache(maxsize=1)
@@ -269,6 +274,16 @@ def _table(positions, dim, base):
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1).reshape(len(angle), dim)
 
 
+def _overwritten(x, positions, base):
+    """The two lines, the second of which reads what the first has just written."""
+    y = np.array(x, dtype=float)
+    a, b = y[..., 0::2], y[..., 1::2]
+    angle = np.asarray(positions)[:, None] * base ** (-2 * np.arange(a.shape[-1]) / y.shape[-1])
+    a[...] = a * np.cos(angle) - b * np.sin(angle)
+    b[...] = a * np.sin(angle) + b * np.cos(angle)
+    return y
+
+
 def _probe(heads, dim, seed):
     return np.random.default_rng(seed).normal(size=(2, heads, heads, dim))
 
@@ -302,6 +317,12 @@ check_rotate = Exercise(
         Mistake("multiplied by the table", lambda x, p, b: x * _table(p, x.shape[-1], b),
                 "You multiplied x by the table entry by entry, so the two features of a pair never mix. A rotation has "
                 "four products for a pair."),
+        Mistake("overwritten before it was read", _overwritten,
+                "Your first line is right, but the second one reads first features that the first line has already "
+                "overwritten: x[..., 0::2] is a view, not a copy. Write both results into a new array."),
+        Mistake("row number as position", lambda x, p, b: _turned(x, np.arange(len(p)), b),
+                "You turned row 0, 1, 2, ... by its row number. The positions are given, and they need not start at 0 "
+                "or be neighbours (a decoder's newest token is alone in its tensor)."),
         Mistake("the head's number as position", _variant(axis=-3),
                 "You turned each HEAD by its own number: your angles lie along the heads' axis. With as many heads as "
                 "positions nothing complains. Angles of shape (length, dim/2) fit the end of x's shape by themselves."),
