@@ -480,3 +480,9 @@ def test_the_readmes_example_runs(capsys):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([10, 64]) True\n"
+
+
+def test_modules_are_compiled_once_even_where_the_machine_says_not_to(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "--no-compile" in course.PIP_INSTALL, "then the first import has to write what it compiles"
+    assert "PYTHONDONTWRITEBYTECODE" not in course.venv_environment()

@@ -113,7 +113,8 @@ def venv_python():
 
 def venv_environment(**extra):
     """Environment variables for whatever runs in .venv: nothing from other Pythons, .venv's programs first."""
-    strangers = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
+    # .venv is installed without compiled modules, so they must be written when they are first imported.
+    strangers = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in strangers}
     environment["VIRTUAL_ENV"] = str(VENV)
     environment["PATH"] = str(venv_python().parent) + os.pathsep + environment.get("PATH", "")
