@@ -164,8 +164,8 @@ def draw_scores(reader: Reader, rules: dict, near: int = 20) -> style.Picture:
     right.set(title='Head "newest mark", a mark', xlabel="distance to the key", xticks=[1, 64, 128, 192, 256])
     handles, labels = left.get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=len(rules))
-    seen = {"no rule": "sharp peak at distance 3; the other head's score falls with the distance within the 64 tokens "
-                       "of training, shaded, and climbs again in waves beyond",
+    seen = {"no rule": "sharp peak at distance 3; the other head's score falls with the distance down to about 50 of "
+                       "the 64 tokens of training, shaded, and climbs again in waves beyond",
             "interpolation": "the peak is four times as wide and stands at distance 12; the other head's score goes on "
                              "falling over most of the longer text",
             "YaRN": "sharp peak at distance 3 again, and the other head's score goes on falling as well"}
@@ -198,9 +198,10 @@ class StretchScene(Scene):
             ax.minorticks_off()
         self.ratio.set(ylim=(1 / 90, 1.4), title="The rule as an edit of the curve")
         self.turns.set(ylim=(1e-5, 3e5))
-        for x, name, colour in ((0, "Turns in training", style.BLUE), (0.46, "at position", style.VERMILION),
-                                (0.74, "x: unseen", style.INK)):
-            self.turns.text(x, 1.03, name, color=colour, transform=self.turns.transAxes)
+        for x, y, name, colour in ((0, 1.03, "Turns in training", style.BLUE),
+                                   (1, 1.03, "at position", style.VERMILION),
+                                   (1, 0.93, "x: unseen angles", style.INK)):
+            self.turns.text(x, y, name, color=colour, transform=self.turns.transAxes, ha="right" if x else "left")
         self.turns.axhline(1, color=style.LIGHT, lw=1)
         self.slow = self.ratio.axvspan(0, 1, color=style.LIGHT, alpha=0.6, lw=0)
         self.edit, = self.ratio.plot([], [], color=style.VERMILION, lw=2.4)
@@ -407,4 +408,5 @@ guess_beyond = Guess(a="Both heads go on working: RoPE depends on the distance a
                      c="Both heads fail.")
 guess_back = Guess(a="3 back, as trained.", b="12 back.", c="Less than one back: at the last token itself.")
 guess_stale = Guess(a="No: a key at position 10 stays at position 10.",
-                    b="Yes: every key that has been turned already was turned by other frequencies.")
+                    b="Yes: every key that has been turned already was turned by other frequencies.",
+                    c="Only for keys beyond position 64: up to the original length nothing is stretched.")
