@@ -1,4 +1,5 @@
 """What all unit tests share: settings, the stored oracle values, exact arithmetic, and mutated copies of a module."""
+import contextlib
 import importlib
 import inspect
 import json
@@ -9,6 +10,9 @@ import mpmath
 import pytest
 import torch
 from hypothesis import Phase, settings
+
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401   torch.compile would import it half way through a graph, where it now and then fails
 
 settings.register_profile("course", derandomize=True, database=None, deadline=None, max_examples=40,
                           report_multiple_bugs=False)
