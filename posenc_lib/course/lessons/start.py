@@ -77,8 +77,8 @@ def draw_absolute_and_relative(length: int = 5) -> style.Picture:
 class TurnScene(Scene):
     """Two angles, their complex numbers, and what becomes of the sine when the angles are added."""
     controls = {
-        "alpha": Slider(-180, 180, 40, step=5, label="angle α", help="first angle, in degrees"),
-        "beta": Slider(-180, 180, 75, step=5, label="angle β", help="second angle, in degrees"),
+        "alpha": Slider(-180, 175, 40, step=5, label="angle α", help="first angle, in degrees"),
+        "beta": Slider(-180, 175, 75, step=5, label="angle β", help="second angle, in degrees"),
     }
     size = (8.0, 3.6)
     BARS = ("sin α cos β", "cos α sin β", "their sum = sin(α+β)", "sin α + sin β (no!)")
