@@ -254,8 +254,9 @@ class BiasScene(Scene):
         self.weights.set(xlim=(0, LENGTH - 1), ylim=(1e-4, 1.2), xlabel="key position j", ylabel="weight",
                          title="Its weights, if all tokens were alike")
         self.cursors = [ax.axvline(0, color=style.VERMILION, lw=1.2) for ax in (self.row, self.weights)]
+        self.note = self.figure.supxlabel("", fontsize=9, color=style.GREY)
         every = tuple(name for name in self.controls if name != "position")
-        self.layer(self.image, self.row.yaxis, on=every)
+        self.layer(self.image, self.row.yaxis, self.note, on=every)
         self.layer(self.mark, self.core, self.curve, self.alone, *self.cursors, on="position")
 
     def update(self, position, **settings):
@@ -268,12 +269,27 @@ class BiasScene(Scene):
         for line in self.cursors:
             line.set_xdata([position, position])
         weights = row_weights(matrix[position])
+        self.note.set_text(self._unused(settings))
         self.curve.set_ydata(matrix[position])
         self.alone.set_ydata(np.where(weights > 0, weights, np.nan))
 
     @staticmethod
     def _settings(settings):
         return {("name" if name == "method" else name): value for name, value in settings.items()}
+
+    @staticmethod
+    def _unused(settings):
+        """The settings that do not matter to the method, in words, so that no slider moves in silence."""
+        method, idle = settings["method"], []
+        if settings["head"] > settings["num_heads"]:
+            idle.append(f"head {settings['head']}")
+        if method not in HAVE_BUCKETS + ("Huang 4",):
+            idle.append(f"buckets {settings['num_buckets']}")
+        if method not in HAVE_BUCKETS:
+            idle.append(f"max distance {settings['max_distance']}")
+        if method != "Transformer-XL":
+            idle.append(f"base {style.number(settings['base'])}")
+        return f"Not used by {method}: {', '.join(idle)}." if idle else ""
 
     def describe(self, position, **settings):
         matrix = bias_matrix(**self._settings(settings))
@@ -292,7 +308,7 @@ class BiasScene(Scene):
         return (f"{method}, {', '.join(used)}: position adds {np.nanmin(matrix):.3g} to {np.nanmax(matrix):.3g} to the "
                 f"logits. The query at position {position} meets {len(np.unique(seen.round(4)))} different numbers; "
                 f"if all tokens were alike, it would look most at key {int(weights.argmax())}, with weight "
-                f"{weights.max():.3g}.")
+                f"{weights.max():.3g}. {self._unused(settings)}")
 
 
 def _four_terms(w, p, W_Q, W_K):
