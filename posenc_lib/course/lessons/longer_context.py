@@ -181,7 +181,7 @@ class StretchScene(Scene):
         "base": LogSlider(2, 7, 10000.0, help="base of the frequencies before the rule"),
         "original_length": Choice((64, 512, 2048, 4096, 8192, 32768, 131072), 4096, label="original length",
                                   help="tokens the model was trained with"),
-        "position": LogSlider(2, 6, 16384.0, step=0.05, help="last position of the text; its distance to the first"),
+        "position": LogSlider(2, 6, 16384.0, help="last position of the text; its distance to the first"),
         "head_dim": Slider(4, 256, 128, step=4, help="width of a head: head_dim / 2 pairs"),
     }
     size = (8.0, 5.6)
