@@ -60,6 +60,14 @@ def integers(values, name: str) -> Tensor:
     return result
 
 
+def heads(d_model: int, num_heads) -> tuple[int, int]:
+    """num_heads and head_dim = d_model / num_heads."""
+    num_heads = whole_number(num_heads, "num_heads", least=1)
+    if d_model % num_heads:
+        raise ValueError(f"d_model must be divisible by num_heads, got {d_model} and {num_heads}")
+    return num_heads, d_model // num_heads
+
+
 def eager(values: Tensor) -> bool:
     """Whether there are values to check: not while compiling, not on the meta device."""
     return not torch.compiler.is_compiling() and values.device.type != "meta" and values.numel() > 0

@@ -88,9 +88,7 @@ class SelfAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, method: PositionMethod):
         super().__init__()
         self.d_model = _checks.whole_number(d_model, "d_model", least=1)
-        self.num_heads = _checks.whole_number(num_heads, "num_heads", least=1)
-        if d_model % num_heads:
-            raise ValueError(f"d_model must be divisible by num_heads, got {d_model} and {num_heads}")
+        self.num_heads, _ = _checks.heads(d_model, num_heads)
         _check_method(method)
         self.method = method
         self.q_projection = nn.Linear(d_model, d_model, bias=False)

@@ -85,10 +85,8 @@ class TUPE(PositionMethod):
     def __init__(self, d_model: int, num_heads: int, max_len: int, reset_cls: bool = True):
         super().__init__()
         self.d_model = _checks.whole_number(d_model, "d_model", least=1)
-        self.num_heads = _checks.whole_number(num_heads, "num_heads", least=1)
+        self.num_heads, _ = _checks.heads(d_model, num_heads)
         self.max_len = _checks.whole_number(max_len, "max_len", least=1)
-        if d_model % num_heads:
-            raise ValueError(f"d_model must be divisible by num_heads, got {d_model} and {num_heads}")
         self.scale = (2 * d_model // num_heads) ** -0.5
         self.table = nn.Parameter(torch.randn(max_len, d_model))
         self.query_projection = nn.Linear(d_model, d_model, bias=False)
@@ -115,8 +113,7 @@ class TUPE(PositionMethod):
         """(..., length) -> (..., heads, length, head_dim)."""
         positions = _checks.positions(positions)
         table = checked_table(self.table, self.max_len, self.d_model)
-        values_known = not torch.compiler.is_compiling() and positions.device.type != "meta"
-        if values_known and positions.numel() and positions.max() >= self.max_len:
+        if _checks.eager(positions) and positions.max() >= self.max_len:
             raise ValueError(f"the table has max_len = {self.max_len} rows, got position {int(positions.max())}")
         return projection(table[positions]).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
 

@@ -69,7 +69,7 @@ class TransformerXL(PositionMethod):
     def __init__(self, d_model: int, num_heads: int, base: float = 10000.0):
         super().__init__()
         self.d_model, self.base = _checks.even_width(d_model), _checks.positive_number(base)
-        self.num_heads, self.head_dim = _heads(d_model, num_heads)
+        self.num_heads, self.head_dim = _checks.heads(d_model, num_heads)
         self.u = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         self.v = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         nn.init.normal_(self.u, std=0.02)
@@ -116,7 +116,7 @@ class DeBERTa(PositionMethod):
                  p2c_index: str = "paper"):
         super().__init__()
         self.d_model = _checks.whole_number(d_model, "d_model", least=1)
-        self.num_heads, self.head_dim = _heads(d_model, num_heads)
+        self.num_heads, self.head_dim = _checks.heads(d_model, num_heads)
         self.max_offset = _checks.whole_number(max_offset, "max_offset", least=1)
         self.num_buckets = num_buckets
         if num_buckets is not None:
@@ -244,13 +244,6 @@ _QUERIES_AT_A_TIME = 128
 def _for_heads(pairs: Tensor) -> Tensor:
     """(q, k) as it is, (batch, q, k) as (batch, 1, q, k)."""
     return pairs[:, None] if pairs.dim() == 3 else pairs
-
-
-def _heads(d_model: int, num_heads: int) -> tuple[int, int]:
-    num_heads = _checks.whole_number(num_heads, "num_heads", least=1)
-    if d_model % num_heads:
-        raise ValueError(f"d_model must be divisible by num_heads, got {d_model} and {num_heads}")
-    return num_heads, d_model // num_heads
 
 
 def _check_width(tensor: Tensor, head_dim: int, name: str = "q"):
