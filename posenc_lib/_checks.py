@@ -80,7 +80,7 @@ def positions(values, name: str = "positions", *, int_means_arange: bool = False
             raise TypeError(f"{name} must be an integer tensor, got the int {values}; write torch.arange({values})")
         return torch.arange(whole_number(values, f"{name} (a length)"), device="cpu")
     values = integers(values, name)
-    if eager(values) and values.min() < 0:
+    if eager(values) and values.min().item() < 0:
         raise ValueError(f"{name} must not be negative, got {int(values.min())}")
     return values
 

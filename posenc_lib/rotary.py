@@ -1,4 +1,5 @@
 """Door 2: queries and keys turned by their positions (RoPE)."""
+import math
 from collections.abc import Mapping
 from numbers import Integral
 
@@ -9,10 +10,12 @@ from . import _checks
 from .angles import angles, cast, frequencies
 from .configs import read_rotary
 from .method import PositionMethod
+from .offsets import is_consecutive
 
 _recent: tuple = ()                                  # last tables, newest first: settings, positions, frequency, table
 _KEPT, _LARGEST = 4, 2**26                           # how many of them, and of how many bytes at most
 _BLOCK = 2**18                                       # numbers turned at a time: 1 MB of float32 stays in cache
+_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)    # inside vmap, grad and the like
 
 
 def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | None = None, layout: str = "interleaved",
@@ -39,8 +42,7 @@ def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | Non
     if isinstance(positions, Integral) and not isinstance(positions, bool):
         positions = torch.arange(_checks.whole_number(positions, "positions (a length)"), device=x.device)
     positions = _checks.sequence_positions(positions, "positions", length=x.shape[-2], batch=x.shape[0])
-    frequency, factor = _scaled(scaling, rotary_dim, base, positions)
-    return _turned(x, positions, frequency, factor, layout)
+    return _turned(x, positions, _curve(scaling, rotary_dim, base, positions), layout)
 
 
 class Rotary(PositionMethod):
@@ -61,14 +63,13 @@ class Rotary(PositionMethod):
         self.head_dim, self.base = _checks.even_width(head_dim, "head_dim"), _checks.positive_number(base)
         self.rotary_dim, self.layout = _rotary_dim(head_dim, rotary_dim), _checks.layout(layout)
         self.scaling = scaling
-        _scaled(scaling, self.rotary_dim, self.base)                           # a rule that cannot work fails here
+        _curve(scaling, self.rotary_dim, self.base)                            # a rule that cannot work fails here
 
     def rotate(self, q, k, q_positions, k_positions):
         """q, k (batch, heads, length, head_dim); positions int (length,) or (batch, length). Same shapes and dtypes."""
         q_positions, k_positions = _door_2(q, k, q_positions, k_positions, self.head_dim)
-        frequency, factor = _scaled(self.scaling, self.rotary_dim, self.base, k_positions)
-        return (_turned(q, q_positions, frequency, factor, self.layout),
-                _turned(k, k_positions, frequency, factor, self.layout))
+        curve = _curve(self.scaling, self.rotary_dim, self.base, k_positions)
+        return _turned(q, q_positions, curve, self.layout), _turned(k, k_positions, curve, self.layout)
 
     @classmethod
     def from_config(cls, config: Mapping, *, layout: str | None = None) -> "Rotary":
@@ -118,11 +119,11 @@ class AxialRotary(PositionMethod):
         if _checks.eager(positions) and positions.max() >= height * width:
             raise ValueError(f"positions must be below {height} * {width} = {height * width} on this grid, "
                              f"got {int(positions.max())}")
-        frequency = frequencies(self.head_dim // 2, self.base)
+        curve = self.head_dim // 2, self.base, 1.0, None
         rows, columns = positions // width, positions % width
         by_row, by_column = x.chunk(2, dim=-1)
-        return torch.cat((_turned(by_row, rows, frequency, 1.0, "interleaved"),
-                          _turned(by_column, columns, frequency, 1.0, "interleaved")), dim=-1)
+        return torch.cat((_turned(by_row, rows, curve, "interleaved"),
+                          _turned(by_column, columns, curve, "interleaved")), dim=-1)
 
     def extra_repr(self):
         return f"head_dim={self.head_dim}, grid={self.grid}, base={self.base:g}"
@@ -136,17 +137,18 @@ def _rotary_dim(dim: int, rotary_dim: int | None) -> int:
     return int(rotary_dim)
 
 
-def _scaled(scaling, dim: int, base: float, positions: Tensor | None = None) -> tuple[Tensor, float]:
-    """Frequencies, (dim/2,) or (batch, dim/2), and the attention factor; the length is the positions' last + 1."""
+def _curve(scaling, dim: int, base: float, positions: Tensor | None = None) -> tuple:
+    """(dim, base, attention factor, frequencies): the frequencies (dim/2,) or (batch, dim/2) of a scaling rule, which
+    may look at the length, the positions' last + 1; None for the plain ones, which follow from dim and base."""
     if scaling is None:
-        return frequencies(dim, base), 1.0
+        return dim, _checks.positive_number(base), 1.0, None
     if isinstance(scaling, type) or not hasattr(scaling, "frequencies") or not hasattr(scaling, "attention_factor"):
         raise TypeError(f"scaling must be None or a rule such as LinearScaling(4), got {scaling!r}")
     length = None
     if positions is not None and positions.shape[-1]:
         length = positions.amax(dim=-1) + 1
         length = length.cpu() if length.device.type == "mps" else length
-    return scaling.frequencies(dim, base, length), scaling.attention_factor
+    return dim, base, scaling.attention_factor, scaling.frequencies(dim, base, length)
 
 
 def _check_real(x, name: str):
@@ -160,19 +162,21 @@ def _door_2(q, k, q_positions, k_positions, head_dim) -> tuple[Tensor, Tensor]:
         _check_real(x, name)
         if x.dim() != 4 or x.shape[-1] != head_dim:
             raise ValueError(f"{name} must have shape (batch, heads, length, {head_dim}), got {tuple(x.shape)}")
-    return (_checks.sequence_positions(q_positions, "q_positions", length=q.shape[2], batch=q.shape[0]),
-            _checks.sequence_positions(k_positions, "k_positions", length=k.shape[2], batch=k.shape[0]))
+    checked = _checks.sequence_positions(k_positions, "k_positions", length=k.shape[2], batch=k.shape[0])
+    if q_positions is k_positions and q.shape[2] == k.shape[2] and q.shape[0] == k.shape[0]:
+        return checked, checked
+    return _checks.sequence_positions(q_positions, "q_positions", length=q.shape[2], batch=q.shape[0]), checked
 
 
-def _turned(x: Tensor, positions: Tensor, frequency: Tensor, factor: float, layout: str) -> Tensor:
-    """x (batch, ..., length, dim) with its first 2 * pairs features turned; frequency (pairs,) or (batch, pairs)."""
+def _turned(x: Tensor, positions: Tensor, curve: tuple, layout: str) -> Tensor:
+    """x (batch, ..., length, dim) with its first 2 * pairs features turned; curve as `_curve` gives it."""
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
     form = layout if x.device.type == "cpu" and not torch.compiler.is_compiling() else "plain"
-    table = [part.to(x.device) for part in _table(positions, frequency, factor, work, form)]
+    table = [part.to(x.device) for part in _table(positions, curve, work, form)]
     if table[0].dim() == 3:                                                    # (batch, length, ..): one for all heads
         table = [part[(slice(None),) + (None,) * (x.dim() - 3)] for part in table]
     if form == "half" or form == "interleaved" and x.dtype != work:
-        return _Turn.apply(x, 1, *table)
+        return _Turn.apply(x, 1, *table) if _differentiated(x) else _Turn.forward(x, 1, *table)
     width = 2 * table[0].shape[-1]
     head = x if width == x.shape[-1] else x[..., :width]
     if form == "interleaved":                                                  # one complex product
@@ -187,31 +191,53 @@ def _turned(x: Tensor, positions: Tensor, frequency: Tensor, factor: float, layo
     return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
-def _table(positions: Tensor, frequency: Tensor, factor: float, dtype: torch.dtype, form: str) -> tuple[Tensor, ...]:
+def _table(positions: Tensor, curve: tuple, dtype: torch.dtype, form: str) -> tuple[Tensor, ...]:
     """`_build_table`, or one of the last tables if it was built from exactly these values."""
     global _recent
     if positions.device.type != "cpu" or torch.compiler.is_compiling():
-        return _build_table(positions, frequency, factor, dtype, form)
-    settings, recent = (factor, dtype, form), _recent
+        return _build_table(positions, curve, dtype, form)
+    (*settings, frequency), recent = (dtype, form, *curve), _recent            # no frequency: dim and base say it all
     for known, known_positions, known_frequency, table in recent:
-        if known == settings and torch.equal(known_frequency, frequency) and torch.equal(known_positions, positions):
+        if known == settings and _same(known_frequency, frequency) and _same(known_positions, positions):
             return table
     with torch.inference_mode(False):                # so that a table first used in inference can be trained with later
-        entry = settings, positions.clone(), frequency.clone(), _build_table(positions, frequency, factor, dtype, form)
+        entry = (settings, positions.clone(), frequency if frequency is None else frequency.clone(),
+                 _build_table(positions, curve, dtype, form))
     if entry[3][0].nbytes <= _LARGEST:
         _recent = (entry, *recent[:_KEPT - 1])       # replaced whole: safe between threads
     return entry[3]
 
 
-def _build_table(positions, frequency, factor, dtype, form) -> tuple[Tensor, ...]:
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def _build_table(positions, curve, dtype, form) -> tuple[Tensor, ...]:
     """cos and sin times factor: "plain" (cos, sin), "interleaved" one complex tensor, each (.., length, pairs); "half"
     (cos cos, -sin sin), each (.., length, 2 pairs)."""
-    theta = angles(positions, frequency[..., None, :])
-    cos, sin = theta.cos() * factor, theta.sin() * factor
+    dim, base, factor, frequency = curve
+    frequency = frequencies(dim, base) if frequency is None else frequency
+    if dtype == torch.float32 and frequency.dim() == 1 and len(positions) >= 256 and is_consecutive(positions):
+        step = math.isqrt(len(positions))                                      # e^(i (a + b) w) = e^(i a w) e^(i b w):
+        start, rest = (_on_circle(angles(p, frequency)) for p in (positions[::step], torch.arange(step, device="cpu")))
+        cos, sin = torch.view_as_real((start[:, None] * rest).flatten(0, 1)[:len(positions)]).unbind(-1)
+    else:
+        theta = angles(positions, frequency[..., None, :])
+        cos, sin = theta.cos(), theta.sin()
+    cos, sin = cast(cos * factor, dtype), cast(sin * factor, dtype)
     if form == "half":
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    cos, sin = cast(cos, dtype), cast(sin, dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     return (torch.complex(cos, sin),) if form == "interleaved" else (cos, sin)
+
+
+def _on_circle(theta: Tensor) -> Tensor:
+    return torch.complex(theta.cos(), theta.sin())
+
+
+def _differentiated(x: Tensor) -> bool:
+    """Whether someone wants derivatives through x, or maps over it; the bare forward below is then not enough."""
+    return (torch.is_grad_enabled() and x.requires_grad or _transformed()
+            or torch.autograd.forward_ad.unpack_dual(x).tangent is not None)
 
 
 class _Turn(torch.autograd.Function):
@@ -223,21 +249,25 @@ class _Turn(torch.autograd.Function):
         width, length = table[0].shape[-1] * (2 if table[0].is_complex() else 1), x.shape[-2]
         if width < x.shape[-1]:
             y[..., width:] = x[..., width:]
-        numbers = _BLOCK if x.dtype == work else _BLOCK // len(table)          # the scratch takes 1 MB in all
+        numbers = _BLOCK
+        if x.dtype != work:                          # the float32 scratch takes a tenth of q and k, 1 or 2 MB at most
+            numbers = min(_BLOCK, max(_BLOCK // 8, x.numel() // (10 * len(table))))
         rows = max(1, min(numbers * length // max(1, x.numel()), length))
-        scratch = x.new_empty(0, dtype=work)
-        for source, target, *part in zip(*(t.split(rows, dim=-2) for t in (x[..., :width], y[..., :width], *table))):
+        whole, scratch = (x if width == x.shape[-1] else x[..., :width], y[..., :width], *table), None
+        blocks = zip(*(t.split(rows, dim=-2) for t in whole)) if rows < length else (whole,)
+        for source, target, *part in blocks:
             if x.dtype == work:
                 _turn_half(source, target, sign, *part)
                 continue
-            if scratch.shape != source.shape:
-                scratch, turned = x.new_empty(source.shape, dtype=work), None
+            if scratch is None or scratch.shape != source.shape:
+                scratch = x.new_empty(source.shape, dtype=work)
+                pairs = scratch.unflatten(-1, (-1, 2))
+                turned = torch.empty_like(scratch) if len(part) == 2 else torch.view_as_complex(pairs)
             scratch.copy_(source)
             if len(part) == 2:
-                turned = torch.empty_like(scratch) if turned is None else turned
                 target.copy_(_turn_half(scratch, turned, sign, *part))
             else:
-                torch.view_as_complex(scratch.unflatten(-1, (-1, 2))).mul_(part[0] if sign > 0 else part[0].conj())
+                turned.mul_(part[0] if sign > 0 else part[0].conj())
                 target.copy_(scratch)
         return y
 
@@ -245,10 +275,15 @@ class _Turn(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         _, ctx.sign, *table = inputs
         ctx.save_for_backward(*table)
+        ctx.save_for_forward(*table)
 
     @staticmethod
     def backward(ctx, grad):
         return _Turn.apply(grad, -ctx.sign, *ctx.saved_tensors), *(None,) * (1 + len(ctx.saved_tensors))
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return _Turn.apply(tangent, ctx.sign, *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info, in_dims, x, sign, *table):

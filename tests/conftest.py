@@ -63,7 +63,8 @@ def mutant():
     def build(name, old, new, **names):
         module = importlib.import_module(f"posenc_lib.{name}")
         source = inspect.getsource(module)
-        assert source.count(old) == 1, f"{old!r} is in {name}.py {source.count(old)} times: update this mutation"
+        if source.count(old) != 1:                   # no AssertionError, which would pass for the mutant being caught
+            raise LookupError(f"{old!r} is in {name}.py {source.count(old)} times: update this mutation")
         mutated = types.ModuleType(module.__name__)
         mutated.__package__ = "posenc_lib"
         exec(compile(source.replace(old, new), f"mutant of {name}.py", "exec"), vars(mutated))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 
 from posenc_lib import (
     AxialRotary,
@@ -143,19 +144,20 @@ CHANGES = [                                          # what goes wrong, piece of
     ("sign, half", "value=sign", "value=-sign", "golden"),
     ("layout", "form = layout if", 'form = "half" if', "golden"),
     ("adjacent frequencies in the half layout", "torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)",
-     "(t.repeat_interleave(2, -1) for t in (cos, sin))", "relative, half"),
-    ("frequencies from dim", "_scaled(scaling, rotary_dim,", "_scaled(scaling, x.shape[-1],", "golden"),
+     "tuple(t.repeat_interleave(2, -1) for t in (cos, sin))", "relative, half"),
+    ("frequencies from dim", "_curve(scaling, rotary_dim,", "_curve(scaling, x.shape[-1],", "golden"),
     ("frequencies from head_dim", "(self.scaling, self.rotary_dim, self.base, k_",
      "(self.scaling, self.head_dim, self.base, k_", "methods"),
     ("positions ignored", "theta = angles(positions,", "theta = angles(0 * positions,", "relative"),
-    ("k at q's positions", "_turned(k, k_positions, f", "_turned(k, q_positions[..., :1].expand(2, 7), f", "methods"),
-    ("attention factor lost", "theta.cos() * factor, theta.sin() * factor", "theta.cos(), theta.sin()", "factor"),
-    ("attention factor on cos only", "theta.sin() * factor", "theta.sin()", "factor"),
-    ("table of other positions", "torch.equal(known_positions, positions)", "known_positions.shape == positions.shape",
+    ("k at q's positions", "_turned(k, k_positions, c", "_turned(k, q_positions[..., :1].expand(2, 7), c", "methods"),
+    ("attention factor lost", "cast(cos * factor, dtype), cast(sin * factor, dtype)",
+     "cast(cos, dtype), cast(sin, dtype)", "factor"),
+    ("attention factor on cos only", "cast(sin * factor,", "cast(sin,", "factor"),
+    ("table of other positions", "_same(known_positions, positions)", "known_positions.shape == positions.shape",
      "tables"),
-    ("table of changed positions", "positions.clone(), frequency.clone()", "positions, frequency", "tables"),
-    ("table of other frequencies", "torch.equal(known_frequency, frequency)", "True", "tables"),
-    ("table of another factor", "settings, recent = (factor, dtype,", "settings, recent = (dtype,", "tables"),
+    ("table of changed positions", "(settings, positions.clone(),", "(settings, positions,", "tables"),
+    ("table of other frequencies", "_same(known_frequency, frequency)", "True", "tables"),
+    ("table of another factor", "(dtype, form, *curve)", "(dtype, form, *curve[:2], curve[3])", "tables"),
     ("length of the batch", "length = positions.amax(dim=-1) + 1", "length = positions.amax() + 1", "rows"),
     ("length of the row", "length = positions.amax(dim=-1) + 1", "length = torch.tensor(positions.shape[-1])", "rows"),
 ]
@@ -365,11 +367,35 @@ def test_works_inside_function_transforms(layout, dtype):
     torch.testing.assert_close(gradients, torch.autograd.grad(loss(leaf), leaf)[0])
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_forward_mode_derivatives(layout, dtype):
+    """The rotation is linear: its derivative in a direction is the direction turned."""
+    x, tangent = torch.randn(2, 2, 3, 5, 8).to(dtype)
+    expected = rotate(x, P5, layout=layout), rotate(tangent, P5, layout=layout)
+    assert all(map(torch.equal, torch.func.jvp(lambda x: rotate(x, P5, layout=layout), (x,), (tangent,)), expected))
+    with forward_ad.dual_level():
+        out = rotate(forward_ad.make_dual(x, tangent), P5, layout=layout)
+        assert all(map(torch.equal, forward_ad.unpack_dual(out), expected))
+
+
+@pytest.mark.parametrize("start, length", [(0, 256), (7, 1000), (2**24 - 3000, 3000)])
+def test_tables_of_consecutive_positions_are_as_exact_as_those_of_any(start, length):
+    """They are products of few sines and cosines; with two positions swapped every angle is computed."""
+    positions, curve = torch.arange(start, start + length), (64, 10000.0, 1.25, None)
+    swapped = torch.cat((positions[1:2], positions[:1], positions[2:]))
+    table, = rotary._build_table(positions, curve, torch.float32, "interleaved")
+    exact, = rotary._build_table(swapped, curve, torch.float64, "interleaved")
+    assert (table[2:] - exact[2:]).abs().max() < 1.25 * 2**-24 * 2**0.5 + 1e-8
+
+
 def check_tables_are_never_stale(rotary):
     """The same call gives the same answer whatever was called before, and a table is built once for equal positions."""
     q, k = qk(q_len=7, dtype=torch.float32)
     calls = [(rotary.Rotary(8, base, layout=layout, scaling=scaling), start) for layout in LAYOUTS
-             for base, scaling in ((1e4, None), (1e4, YaRN(4, 64)), (1e4, YaRN(4, 64, attention_factor=2)), (5e2, None))
+             for base, scaling in ((1e4, None), (1e4, YaRN(4, 64)), (1e4, YaRN(4, 64, attention_factor=2)), (5e2, None),
+                                   (1e4, LinearScaling(2)), (1e4, LinearScaling(3)))
              for start in (0, 3)]
 
     def answer(method, start):
