@@ -186,6 +186,14 @@ def test_a_value_is_checked_by_kind():
     assert close(0.501).status == "correct" and close(0.52).status == "not yet"
 
 
+def test_where_integers_are_wanted_the_right_numbers_as_floats_get_a_hint():
+    count = Exercise(lambda n: torch.arange(n), praise="Counted.", probes=[(3,), (1,)], integers=True)
+    assert count(torch.arange).status == count(lambda n: list(range(n))).status == "correct"
+    for floats in (lambda n: torch.arange(n).float(), lambda n: [float(i) for i in range(n)]):
+        assert count(floats).status == "not yet" and "floats" in count(floats).message
+    assert "floats" not in count(lambda n: torch.ones(n)).message
+
+
 def test_a_function_exercise_without_probes_is_refused():
     with pytest.raises(ValueError, match="needs probes"):
         Exercise(abs, praise="")

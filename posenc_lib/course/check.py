@@ -43,14 +43,15 @@ class Exercise:
     right: the value, or the function, that solves the exercise.
     probes: for functions, argument tuples the answer is tried on.
     mistakes: known wrong answers, tried in order. praise: said when right, and worth reading.
+    integers: the right numbers as floats get a hint, because they are to be counts or rows of a table.
     """
 
     def __init__(self, right, *, praise: str, probes: Sequence[tuple] = (), mistakes: Sequence[Mistake] = (),
-                 tolerance: float = 1e-5):
+                 tolerance: float = 1e-5, integers: bool = False):
         if callable(right) and not probes:
             raise ValueError("a function needs probes to be tried on")
         self.right, self.probes, self.mistakes, self.praise = right, tuple(probes), tuple(mistakes), praise
-        self.tolerance = tolerance
+        self.tolerance, self.integers = tolerance, integers
 
     def __call__(self, answer) -> Verdict:
         if answer is None or answer is Ellipsis:
@@ -61,6 +62,9 @@ class Exercise:
         if all(value is None or value is Ellipsis for value in given):
             return Verdict("not done yet", "The function returns nothing yet. Replace the dots and run the cell again.")
         if self._agree(given, wanted):
+            if self.integers and any(_array(value).dtype.kind not in "iu" for value in given):
+                return Verdict("not yet", "The numbers are right, but they are floats. A position counts and a row "
+                               "number points into a table: keep them integers (int64) all the way.")
             return Verdict("correct", self.praise)
         for mistake in self.mistakes:
             if self._agree(given, self._outcomes(mistake.answer)):

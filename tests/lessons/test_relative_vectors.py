@@ -95,6 +95,7 @@ def one_length(q, k, table):
 @pytest.mark.parametrize("exercise, answer, words", [
     (lesson.check_rows, lambda q, k, m: clip_offsets(relative_offsets(q, k), m), "cache"),
     (lesson.check_rows, lambda q, k, m: clip_offsets(relative_offsets(q, k), m).tolist(), "cache"),
+    (lesson.check_rows, lambda q, k, m: clip_offsets(relative_offsets(q, k), m).float(), "integers"),
     (lesson.check_rows, lambda q, k, m: (k[None] - q[:, None]).abs(), "entry"),
     (lesson.check_rows, lambda q, k, m: clip_offsets(-relative_offsets(q, k), m), "key minus query"),
     (lesson.check_rows, lambda q, k, m: clip_offsets(relative_offsets(k, q), m), "shape"),

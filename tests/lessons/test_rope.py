@@ -181,6 +181,7 @@ def only_one_pair(turn):
     (lesson.check_is_relative, only_one_pair, "single pair"),
     (lesson.check_is_relative, lambda turn: bool(np.allclose(turn(np.ones((3, 8)), np.zeros(3)), 1)), "position 0"),
     (lesson.check_positions, lambda mask: (mask.int().cumsum(1) - 1) * mask, "Each row counts"),
+    (lesson.check_positions, lambda mask: (mask.float().cumsum(1) - 1).clamp(min=0), "integers"),
     (lesson.check_positions, lambda mask: mask.int().cumsum(1) - 1, "-1"),
     (lesson.check_positions, lambda mask: torch.arange(mask.shape[1])[None].repeat(len(mask), 1), "column numbers"),
 ])

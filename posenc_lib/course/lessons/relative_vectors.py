@@ -202,6 +202,7 @@ def _rows_variant(**options):
 
 check_rows = Exercise(
     right=_rows_variant(),
+    integers=True,
     probes=[(torch.arange(2), torch.arange(3), 1), (torch.tensor([3, 4]), torch.arange(5), 2),
             (torch.arange(6), torch.arange(6), 2)],
     praise="Right, also for two queries that stand at the end of five keys: that is how a model with a cache asks, and "

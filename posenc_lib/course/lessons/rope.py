@@ -432,6 +432,7 @@ def _counted(mask):
 
 check_positions = Exercise(
     right=lambda mask: (_counted(mask) - 1).clamp(min=0),
+    integers=True,
     probes=[(_PADDED,), (_PADDED[1:, 1:],)],
     praise="Each row counts its own real tokens from 0. Row by row the next position is simply the number of real "
            "tokens so far, which is what a decoding step needs.",
