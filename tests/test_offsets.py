@@ -135,9 +135,9 @@ def test_the_checks_see_a_wrong_offset(mutant, old, new):
 
 
 @pytest.mark.parametrize("old, new", [
-    ("-max_offset, max_offset) + max_offset", "-max_offset, max_offset)"),
-    ("-max_offset, max_offset) + max_offset", "0, max_offset) + max_offset"),
-    ("-max_offset, max_offset) + max_offset", "-max_offset, max_offset - 1) + max_offset"),
+    ("), -max_offset, max_offset) + max_offset", "), -max_offset, max_offset)"),
+    ("), -max_offset, max_offset) + max_offset", "), 0, max_offset) + max_offset"),
+    ("), -max_offset, max_offset) + max_offset", "), -max_offset, max_offset - 1) + max_offset"),
 ])
 def test_the_checks_see_a_wrong_clip(mutant, old, new):
     with pytest.raises(AssertionError):
