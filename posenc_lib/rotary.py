@@ -29,7 +29,8 @@ def rotate(x: Tensor, positions, base: float = 10000.0, *, rotary_dim: int | Non
     Returns x's shape, dtype and device. Angles are float64 and half types are rotated in float32, rounded once.
     Errors: ValueError for odd or too wide dimensions, a bad base, positions that do not fit; TypeError for float
     positions or an x that is not real floating point.
-    Cost: about one copy of x, plus length x rotary_dim/2 sines and cosines unless a call just before had them too.
+    Cost: about one copy of x, plus length x rotary_dim/2 sines and cosines unless a call just before had them too
+    (on the CPU, 256 and more consecutive positions in float32 or less: products of 2 sqrt(length) rows of them).
     Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2; the half layout is GPT-NeoX's.
     """
     _checks.layout(layout)
@@ -119,7 +120,7 @@ class AxialRotary(PositionMethod):
         if _checks.eager(positions) and positions.max() >= height * width:
             raise ValueError(f"positions must be below {height} * {width} = {height * width} on this grid, "
                              f"got {int(positions.max())}")
-        curve = self.head_dim // 2, self.base, 1.0, None
+        curve = _curve(None, self.head_dim // 2, self.base)
         rows, columns = positions // width, positions % width
         by_row, by_column = x.chunk(2, dim=-1)
         return torch.cat((_turned(by_row, rows, curve, "interleaved"),
@@ -171,7 +172,8 @@ def _door_2(q, k, q_positions, k_positions, head_dim) -> tuple[Tensor, Tensor]:
 def _turned(x: Tensor, positions: Tensor, curve: tuple, layout: str) -> Tensor:
     """x (batch, ..., length, dim) with its first 2 * pairs features turned; curve as `_curve` gives it."""
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    form = layout if x.device.type == "cpu" and not torch.compiler.is_compiling() else "plain"
+    fast = x.device.type == "cpu" and not torch.compiler.is_compiling() and not _learned(curve)
+    form = layout if fast else "plain"
     table = [part.to(x.device) for part in _table(positions, curve, work, form)]
     if table[0].dim() == 3:                                                    # (batch, length, ..): one for all heads
         table = [part[(slice(None),) + (None,) * (x.dim() - 3)] for part in table]
@@ -194,7 +196,7 @@ def _turned(x: Tensor, positions: Tensor, curve: tuple, layout: str) -> Tensor:
 def _table(positions: Tensor, curve: tuple, dtype: torch.dtype, form: str) -> tuple[Tensor, ...]:
     """`_build_table`, or one of the last tables if it was built from exactly these values."""
     global _recent
-    if positions.device.type != "cpu" or torch.compiler.is_compiling():
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or _learned(curve):
         return _build_table(positions, curve, dtype, form)
     (*settings, frequency), recent = (dtype, form, *curve), _recent            # no frequency: dim and base say it all
     for known, known_positions, known_frequency, table in recent:
@@ -206,6 +208,11 @@ def _table(positions: Tensor, curve: tuple, dtype: torch.dtype, form: str) -> tu
     if entry[3][0].nbytes <= _LARGEST:
         _recent = (entry, *recent[:_KEPT - 1])       # replaced whole: safe between threads
     return entry[3]
+
+
+def _learned(curve: tuple) -> bool:
+    """Whether the frequencies have a gradient of their own: such tables are built by each call and never kept."""
+    return curve[3] is not None and curve[3].requires_grad
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -279,7 +286,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return _Turn.apply(grad, -ctx.sign, *ctx.saved_tensors), *(None,) * (1 + len(ctx.saved_tensors))
+        table = ctx.saved_tensors                                              # once: checkpointing unpacks them once
+        return _Turn.apply(grad, -ctx.sign, *table), *(None,) * (1 + len(table))
 
     @staticmethod
     def jvp(ctx, tangent, *_):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from posenc_lib import (
     AxialRotary,
@@ -388,6 +389,39 @@ def test_tables_of_consecutive_positions_are_as_exact_as_those_of_any(start, len
     table, = rotary._build_table(positions, curve, torch.float32, "interleaved")
     exact, = rotary._build_table(swapped, curve, torch.float64, "interleaved")
     assert (table[2:] - exact[2:]).abs().max() < 1.25 * 2**-24 * 2**0.5 + 1e-8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gradients_through_checkpointing(layout, dtype):
+    x = torch.randn(2, 3, 5, 8, dtype=dtype, requires_grad=True)
+
+    def loss(x):
+        return rotate(x, P5, layout=layout).float().pow(3).sum()
+    again, = torch.autograd.grad(checkpoint(loss, x, use_reentrant=False), x)
+    assert torch.equal(again, torch.autograd.grad(loss(x), x)[0])
+
+
+class LearnedFrequencies:
+    attention_factor = 1.0
+
+    def __init__(self, frequency):
+        self.frequency = frequency
+
+    def frequencies(self, dim, base, length=None):
+        return self.frequency
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_frequencies_can_be_learned(layout):
+    x = torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True)
+    frequency = torch.rand(4, dtype=torch.float64, requires_grad=True)
+
+    def turn(x, frequency):
+        return rotate(x, P5, layout=layout, scaling=LearnedFrequencies(frequency))
+    assert torch.autograd.gradcheck(turn, (x, frequency))
+    for _ in range(2):                               # no table of an earlier call comes back with its graph
+        turn(x.detach(), frequency).sum().backward()
 
 
 def check_tables_are_never_stale(rotary):
