@@ -135,7 +135,11 @@ def test_rows_check_knows_the_published_code():
         row = max(0, min(2 * s - 1, i - j + s))
         return row, row
 
+    def by_floats(i, j, s):
+        return tuple(float(row) for row in lesson.check_rows.right(i, j, s))
+
     assert "published code" in lesson.check_rows(code).message
+    assert "integers" in lesson.check_rows(by_floats).message
 
 
 def test_shift_check_accepts_indexing():

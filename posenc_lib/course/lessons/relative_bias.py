@@ -425,6 +425,7 @@ def _clip(distance, s):
 
 check_rows = Exercise(
     right=lambda i, j, s: (_clip(i - j, s), _clip(j - i, s)),
+    integers=True,
     probes=[(5, 3, 4), (3, 5, 4), (2, 2, 3), (0, 9, 4), (9, 0, 4)],
     praise="The second table is read from the key's point of view: for the key, the query is on the other side.",
     mistakes=[
